@@ -1,0 +1,118 @@
+"""Every setting of the backend: one list, read once from the environment.
+
+A setting NAME is read from COMFYFLEET_NAME. docs/settings.md is compared with this
+list by a test, so a setting without documentation does not pass.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+class BadSetting(ValueError):
+    """A setting can't be used as it is; the message names it and says what would do."""
+
+
+def setting(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    stage: str = setting("dev", "Deployment stage; fleets and workflow mappings belong to one.")
+
+    central_url: str = setting(
+        "sqlite:///.state/central.db", "SQLAlchemy URL of the central database."
+    )
+    pool_urls: str = setting(
+        "main=sqlite:///.state/pool-main.db",
+        "Tenant pools as name=URL, separated by spaces. New tenants go to the first.",
+    )
+    owner_urls: str = setting(
+        "",
+        "URLs of the schema owner for `db migrate`, as central=URL name=URL ...; "
+        "empty: the same as the application's.",
+    )
+    database_connections: int = setting(
+        8, "Connections a process keeps to each database; as many again in a burst."
+    )
+    redis_url: str = setting("redis://127.0.0.1:6379/0", "Broker of the tickets, and rate limits.")
+
+    storage_url: str = setting(
+        "file://.state/objects",
+        "file://FOLDER (local disk, served by the webapp) or s3://BUCKET[/PREFIX].",
+    )
+    s3_endpoint_url: str = setting("", "Endpoint of an S3-compatible server; empty: AWS.")
+    s3_region: str = setting("us-east-1", "Region used to sign S3 requests.")
+    public_url: str = setting(
+        "http://127.0.0.1:8000", "Address under which clients reach the webapp; signed local URLs."
+    )
+    secret_key: str = setting(
+        "", "Signs local storage URLs and cursors; at least 32 characters. Required to serve."
+    )
+
+    url_seconds: int = setting(3600, "Lifetime of a presigned URL.")
+    upload_max_bytes: int = setting(2 * 1024**3, "Largest upload accepted.")
+    multipart_from_bytes: int = setting(
+        100 * 1024**2, "Uploads larger than this are sent in parts."
+    )
+    image_max_pixels: int = setting(50_000_000, "Largest image accepted, width times height.")
+    video_max_pixels: int = setting(4096 * 2304, "Largest video frame accepted.")
+    video_max_seconds: int = setting(600, "Longest video accepted.")
+    probe_seconds: int = setting(20, "Time a file may take to decode before it is refused.")
+    probe_memory_mb: int = setting(1536, "Memory a file may take to decode before it is refused.")
+
+    max_active_jobs: int = setting(5, "Active jobs a user may have at once.")
+    max_attempts: int = setting(3, "Times a job is tried before it is given up.")
+    lease_seconds: int = setting(180, "How long a worker holds a job without a heartbeat.")
+    heartbeat_seconds: int = setting(30, "How often a worker reports while nobody watches.")
+    submitting_timeout_seconds: int = setting(
+        300, "A job still in `submitting` after this is failed and refunded."
+    )
+    upload_timeout_seconds: int = setting(86_400, "An upload never finished is removed after this.")
+
+    access_token_days: int = setting(30, "Lifetime of a sign-in.")
+    rate_limits: str = setting(
+        "auth=20/minute submit=600/minute upload=120/minute api=1200/minute",
+        "Requests allowed per token (before sign-in: per IP), by class of call.",
+    )
+    trusted_proxies: int = setting(0, "Proxies in front of the webapp that set X-Forwarded-For.")
+    cors_origins: str = setting("", "Origins a browser may call from, separated by spaces.")
+    max_body_bytes: int = setting(4 * 1024**2, "Largest JSON body accepted.")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ, **overrides: Any) -> "Settings":
+        values: dict[str, Any] = {}
+        for option in fields(cls):
+            text = environ.get(f"COMFYFLEET_{option.name.upper()}")
+            if text is not None:
+                values[option.name] = _parse(option.name, text, type(option.default))
+        return cls(**{**values, **overrides})
+
+    @property
+    def pools(self) -> dict[str, str]:
+        return _pairs("pool_urls", self.pool_urls)
+
+    @property
+    def owners(self) -> dict[str, str]:
+        return _pairs("owner_urls", self.owner_urls)
+
+
+def _parse(name: str, text: str, kind: type) -> Any:
+    if kind is not int:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise BadSetting(f"COMFYFLEET_{name.upper()} is {text!r}; it takes a number.") from None
+
+
+def _pairs(name: str, text: str) -> dict[str, str]:
+    pairs = {}
+    for word in text.split():
+        key, equals, value = word.partition("=")
+        if not (key and equals and value):
+            raise BadSetting(f"COMFYFLEET_{name.upper()}: {word!r} is not of the form name=value.")
+        pairs[key] = value
+    return pairs
