@@ -1,0 +1,52 @@
+"""Who did what, when. Written in the same transaction as the change it speaks of."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Index
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from models.base import CentralBase, new_id, utcnow
+
+
+class AuditLog(CentralBase):
+    """No foreign keys: the log outlives what it speaks of."""
+
+    __tablename__ = "worker_audit_logs"
+    __table_args__ = (
+        Index("ix_worker_audit_logs_at_id", "at", "id"),
+        Index("ix_worker_audit_logs_dispatch_id", "dispatch_id"),
+        Index("ix_worker_audit_logs_event_at", "event", "at"),
+    )
+
+    id: Mapped[UUID] = new_id()
+    at: Mapped[datetime] = mapped_column(default=utcnow)
+    event: Mapped[str]  # e.g. job.refund, worker.register
+    actor: Mapped[str]  # user:<id>, worker:<id>, system or cli
+    tenant_id: Mapped[UUID | None]
+    worker_id: Mapped[str | None]
+    dispatch_id: Mapped[UUID | None]
+    details: Mapped[dict[str, Any]]
+
+
+def record(
+    session: Session,
+    event: str,
+    *,
+    actor: str,
+    tenant_id: UUID | None = None,
+    worker_id: str | None = None,
+    dispatch_id: UUID | None = None,
+    **details: Any,
+) -> None:
+    session.add(
+        AuditLog(
+            event=event,
+            actor=actor,
+            tenant_id=tenant_id,
+            worker_id=worker_id,
+            dispatch_id=dispatch_id,
+            details=details,
+        )
+    )

@@ -1,0 +1,339 @@
+"""Dispatches: a job waiting for, or held by, a worker. The row is the truth.
+
+    queued     waits; `lease` moves it on (not before `available_at`)
+    leased     a worker holds it until `lease_expires_at`; its report moves it on, or, when
+               it went silent, the next lease or `expire`
+    completed, failed, cancelled   for good
+
+A lease is a UUID token. Every report carries it, and `_held` refuses all others, so a
+worker that was given up can't change anything any more, however late it wakes up. The
+token of the last lease stays in the row after its report, so that a report that is sent
+twice, because its answer got lost, is answered twice and counted once.
+
+In which order waiting rows are served is told in lanes.py.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    Sequence,
+    UniqueConstraint,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from models.base import CentralBase, new_id, one_of, utcnow
+from models.effects import Provider
+from models.errors import LeaseLost, NotFound
+
+
+class DispatchStatus(StrEnum):
+    QUEUED = "queued"
+    LEASED = "leased"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+OPEN = (DispatchStatus.QUEUED, DispatchStatus.LEASED)
+ENDED = (DispatchStatus.COMPLETED, DispatchStatus.FAILED, DispatchStatus.CANCELLED)
+
+# Rows that back off stay out of the index that leases walk along: one of them at its
+# head would make every lease step over it.
+READY = text("status = 'queued' AND available_at IS NULL")
+BACKING_OFF = text("status = 'queued' AND available_at IS NOT NULL")
+LEASED = text("status = 'leased'")
+
+
+def _partial(name: str, *columns: Any, where: Any) -> Index:
+    return Index(name, *columns, postgresql_where=where, sqlite_where=where)
+
+
+dispatch_seq = Sequence("ai_job_dispatches_seq", metadata=CentralBase.metadata)
+
+
+class Dispatch(CentralBase):
+    __tablename__ = "ai_job_dispatches"
+    __table_args__ = (
+        one_of("status", DispatchStatus),
+        one_of("provider", Provider),
+        CheckConstraint("attempts >= 0", name="attempts_not_negative"),
+        CheckConstraint("max_attempts >= 1", name="max_attempts_positive"),
+        CheckConstraint("progress >= 0 AND progress <= 1", name="progress_is_a_share"),
+        CheckConstraint(
+            "(status = 'leased') = (lease_expires_at IS NOT NULL)"
+            " AND (status <> 'leased' OR lease_token IS NOT NULL)",
+            name="leased_has_a_lease",
+        ),
+        UniqueConstraint("tenant_id", "tenant_job_id"),
+        _partial(
+            "ix_ai_job_dispatches_ready",
+            "fleet_id",
+            "provider",
+            text("priority DESC"),
+            "turn",
+            "seq",
+            where=READY,
+        ),
+        _partial(
+            "ix_ai_job_dispatches_users_turns",
+            "fleet_id",
+            "provider",
+            "user_id",
+            "priority",
+            "turn",
+            where=text("status = 'queued'"),
+        ),
+        _partial("ix_ai_job_dispatches_backing_off", "fleet_id", "available_at", where=BACKING_OFF),
+        _partial("ix_ai_job_dispatches_leased", "fleet_id", "lease_expires_at", where=LEASED),
+    )
+
+    id: Mapped[UUID] = new_id()
+    seq: Mapped[int] = mapped_column(BigInteger, unique=True)
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"))
+    tenant_job_id: Mapped[UUID]
+    user_id: Mapped[UUID]
+    workflow_id: Mapped[UUID] = mapped_column(ForeignKey("workflows.id"))
+    fleet_id: Mapped[UUID] = mapped_column(ForeignKey("comfyui_gpu_fleets.id"))
+    provider: Mapped[str]
+    status: Mapped[str] = mapped_column(default=DispatchStatus.QUEUED)
+    priority: Mapped[int] = mapped_column(default=0)
+    turn: Mapped[int] = mapped_column(BigInteger)
+    attempts: Mapped[int] = mapped_column(default=0)
+    max_attempts: Mapped[int] = mapped_column(default=3)
+    available_at: Mapped[datetime | None]  # set while backing off
+    lease_token: Mapped[UUID | None]
+    lease_expires_at: Mapped[datetime | None]
+    worker_id: Mapped[str | None]
+    cancel_requested_at: Mapped[datetime | None]
+    progress: Mapped[float] = mapped_column(default=0.0)
+    current_node: Mapped[str | None]
+    last_error: Mapped[str | None]
+    duration_seconds: Mapped[float | None]
+    leased_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(default=utcnow)
+    updated_at: Mapped[datetime] = mapped_column(default=utcnow)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """What a worker shows with every report."""
+
+    dispatch_id: UUID
+    token: UUID
+
+
+def _held(session: Session, lease: Lease, *, answer_again: tuple[str, ...]) -> Dispatch:
+    """The dispatch of a lease that is still good. The one place where the rest are refused.
+
+    `answer_again` names the states in which this very lease may have left the row: then
+    the report is a repeat, and the caller returns the row as it is.
+    """
+    dispatch = session.scalar(
+        select(Dispatch)
+        .where(Dispatch.id == lease.dispatch_id)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+    if (
+        dispatch is None
+        or dispatch.lease_token != lease.token
+        or dispatch.status not in (DispatchStatus.LEASED, *answer_again)
+    ):
+        raise LeaseLost("The job was given to somebody else, or has ended. Drop it.")
+    return dispatch
+
+
+def check(session: Session, lease: Lease) -> Dispatch:
+    """Refuse a stale lease before anything is done for it. Changes nothing."""
+    return _held(session, lease, answer_again=ENDED)
+
+
+def extend(
+    session: Session,
+    lease: Lease,
+    *,
+    seconds: int,
+    progress: float | None = None,
+    current_node: str | None = None,
+    now: datetime | None = None,
+) -> Dispatch:
+    """A heartbeat. An expired lease that nobody has taken yet lives on.
+
+    A row that was cancelled meanwhile is returned as it is: its holder must be told.
+    """
+    dispatch = _held(session, lease, answer_again=(DispatchStatus.CANCELLED,))
+    if dispatch.status == DispatchStatus.CANCELLED:
+        return dispatch
+    now = now or utcnow()
+    dispatch.lease_expires_at = now + timedelta(seconds=seconds)
+    dispatch.updated_at = now
+    if progress is not None:
+        dispatch.progress = max(dispatch.progress, min(progress, 1.0))
+    if current_node is not None:
+        dispatch.current_node = current_node
+    return dispatch
+
+
+def complete(session: Session, lease: Lease, *, now: datetime | None = None) -> Dispatch:
+    dispatch = _held(session, lease, answer_again=ENDED)
+    if dispatch.status == DispatchStatus.LEASED:
+        now = now or utcnow()
+        _end(dispatch, DispatchStatus.COMPLETED, now=now)
+        dispatch.progress = 1.0
+        if dispatch.leased_at:
+            dispatch.duration_seconds = (now - dispatch.leased_at).total_seconds()
+    return dispatch
+
+
+def fail(session: Session, lease: Lease, *, error: str) -> Dispatch:
+    """The job itself went wrong, for good."""
+    dispatch = _held(session, lease, answer_again=ENDED)
+    if dispatch.status == DispatchStatus.LEASED:
+        _end(dispatch, DispatchStatus.FAILED, error=error)
+    return dispatch
+
+
+def retry(
+    session: Session,
+    lease: Lease,
+    *,
+    error: str,
+    backoff_seconds: float = 0,
+    now: datetime | None = None,
+) -> bool:
+    """Something around the job went wrong: try again later. False if that was the last try."""
+    dispatch = _held(session, lease, answer_again=(DispatchStatus.QUEUED,))
+    if dispatch.status == DispatchStatus.QUEUED:
+        return True
+    if dispatch.attempts >= dispatch.max_attempts:
+        return False
+    now = now or utcnow()
+    _release(dispatch, error=error, now=now)
+    dispatch.available_at = now + timedelta(seconds=backoff_seconds) if backoff_seconds else None
+    return True
+
+
+def requeue(
+    session: Session, lease: Lease, *, reason: str, now: datetime | None = None
+) -> Dispatch:
+    """The worker has to go. The job is next again, and the attempt does not count."""
+    dispatch = _held(session, lease, answer_again=(DispatchStatus.QUEUED, *ENDED))
+    if dispatch.status == DispatchStatus.LEASED:
+        _release(dispatch, error=f"Requeued: {reason}", now=now or utcnow())
+        dispatch.attempts = max(dispatch.attempts - 1, 0)
+    return dispatch
+
+
+def cancel(session: Session, dispatch_id: UUID, *, now: datetime | None = None) -> Dispatch:
+    """Nobody wants it any more. A worker that holds it is told at its next heartbeat."""
+    dispatch = locked(session, dispatch_id)
+    if dispatch.status in OPEN:
+        _end(dispatch, DispatchStatus.CANCELLED, now=now)
+        dispatch.cancel_requested_at = dispatch.updated_at
+    return dispatch
+
+
+def give_up(session: Session, dispatch_id: UUID, *, error: str) -> Dispatch:
+    """Fail a dispatch whose attempts are used up, or whose job ended without it."""
+    dispatch = locked(session, dispatch_id)
+    if dispatch.status in OPEN:
+        _end(dispatch, DispatchStatus.FAILED, error=error)
+    return dispatch
+
+
+def expire(session: Session, *, limit: int = 1000, now: datetime | None = None) -> list[Dispatch]:
+    """Take back leases that ran out and may be tried again. Bounded, so locks are short."""
+    now = now or utcnow()
+    batch = (
+        select(Dispatch.id)
+        .where(
+            LEASED,
+            Dispatch.lease_expires_at <= now,
+            Dispatch.attempts < Dispatch.max_attempts,
+        )
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    statement = (
+        update(Dispatch)
+        .where(Dispatch.id.in_(batch.scalar_subquery()))
+        .values(
+            status=DispatchStatus.QUEUED,
+            lease_token=None,  # unlike a requeue: a late report of this lease is refused
+            lease_expires_at=None,
+            worker_id=None,
+            last_error="The worker went silent.",
+            updated_at=now,
+        )
+        .returning(Dispatch)
+        .execution_options(synchronize_session=False)
+    )
+    return list(session.scalars(statement))
+
+
+def exhausted(
+    session: Session, *, limit: int = 1000, now: datetime | None = None
+) -> list[Dispatch]:
+    """Leases that ran out on their last attempt. Their jobs must be failed first."""
+    now = now or utcnow()
+    return list(
+        session.scalars(
+            select(Dispatch)
+            .where(
+                LEASED,
+                Dispatch.lease_expires_at <= now,
+                Dispatch.attempts >= Dispatch.max_attempts,
+            )
+            .limit(limit)
+        )
+    )
+
+
+def find_by_job(session: Session, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
+    return session.scalar(
+        select(Dispatch).where(Dispatch.tenant_id == tenant_id, Dispatch.tenant_job_id == job_id)
+    )
+
+
+def locked(session: Session, dispatch_id: UUID) -> Dispatch:
+    dispatch = session.scalar(
+        select(Dispatch)
+        .where(Dispatch.id == dispatch_id)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+    if dispatch is None:
+        raise NotFound("There is no such dispatch.")
+    return dispatch
+
+
+def _release(dispatch: Dispatch, *, error: str, now: datetime) -> None:
+    dispatch.status = DispatchStatus.QUEUED
+    dispatch.lease_expires_at = dispatch.worker_id = None
+    dispatch.last_error = error
+    dispatch.updated_at = now
+
+
+def _end(
+    dispatch: Dispatch,
+    status: DispatchStatus,
+    *,
+    error: str | None = None,
+    now: datetime | None = None,
+) -> None:
+    dispatch.status = status
+    dispatch.lease_expires_at = dispatch.available_at = None
+    dispatch.updated_at = now or utcnow()
+    if error is not None:
+        dispatch.last_error = error

@@ -1,0 +1,92 @@
+"""Effects: what users choose and pay for. Each is a workflow with some properties set."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import CheckConstraint, ForeignKey, Select, select, update
+from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
+
+from models.base import CentralBase, new_id, one_of, utcnow
+from models.errors import NotFound
+from models.workflows import Workflow
+
+
+class Provider(StrEnum):
+    """Where a job runs."""
+
+    SELF_HOSTED = "self_hosted"
+    CLOUD = "cloud"
+    RUNPOD = "runpod"
+
+
+class Effect(CentralBase):
+    __tablename__ = "effects"
+    __table_args__ = (
+        one_of("provider", Provider),
+        CheckConstraint("credits_cost >= 0", name="credits_cost_not_negative"),
+    )
+
+    id: Mapped[UUID] = new_id()
+    slug: Mapped[str] = mapped_column(unique=True)
+    name: Mapped[str]
+    description: Mapped[str] = mapped_column(default="")
+    workflow_id: Mapped[UUID] = mapped_column(ForeignKey("workflows.id"), index=True)
+    credits_cost: Mapped[int]
+    overrides: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    provider: Mapped[str] = mapped_column(default=Provider.SELF_HOSTED)
+    is_active: Mapped[bool] = mapped_column(default=True)
+    last_processing_time_seconds: Mapped[float | None]
+    created_at: Mapped[datetime] = mapped_column(default=utcnow)
+
+    workflow: Mapped[Workflow] = relationship(lazy="joined", innerjoin=True)
+
+
+def put(
+    session: Session,
+    *,
+    slug: str,
+    name: str,
+    description: str,
+    workflow: Workflow,
+    credits_cost: int,
+    overrides: dict[str, Any],
+    provider: str = Provider.SELF_HOSTED,
+) -> Effect:
+    effect = session.scalar(select(Effect).where(Effect.slug == slug)) or Effect(slug=slug)
+    effect.name, effect.description = name, description
+    effect.workflow = workflow
+    effect.credits_cost, effect.overrides, effect.provider = credits_cost, overrides, provider
+    session.add(effect)
+    session.flush()
+    return effect
+
+
+def offered() -> Select[tuple[Effect]]:
+    """Every effect a user may choose."""
+    return select(Effect).join(Effect.workflow).where(Effect.is_active, Workflow.is_active)
+
+
+def find(session: Session, id_or_slug: str) -> Effect | None:
+    return session.scalar(select(Effect).where(_named(id_or_slug)))
+
+
+def get(session: Session, id_or_slug: str) -> Effect:
+    effect = find(session, id_or_slug)
+    if effect is None or not (effect.is_active and effect.workflow.is_active):
+        raise NotFound(f"There is no effect {id_or_slug!r}.")
+    return effect
+
+
+def _named(id_or_slug: str) -> Any:
+    try:
+        return Effect.id == UUID(id_or_slug)
+    except ValueError:
+        return Effect.slug == id_or_slug
+
+
+def record_duration(session: Session, effect_id: UUID, *, seconds: float) -> None:
+    session.execute(
+        update(Effect).where(Effect.id == effect_id).values(last_processing_time_seconds=seconds)
+    )

@@ -1,0 +1,303 @@
+"""Jobs: what a user ordered and paid for. Rows of the tenant pool.
+
+    submitting  paid for; its dispatch may not exist yet. The submit itself, a repeated
+                submit or the reconciler moves it on; after 5 minutes it is failed
+    queued      a dispatch waits for a worker; the lease moves it on
+    processing  a worker holds it; a report, a cancel or the reconciler moves it on
+    completed   the price was consumed
+    failed      the price was refunded
+    cancelled   the price was refunded
+
+The last three are for good. Money and state change in one transaction, always, and the
+wallet's lock comes first, so every change to one user's jobs happens one after the other.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import (
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    UniqueConstraint,
+    func,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
+
+from models import ledger, videos
+from models.base import TenantBase, changed_rows, new_id, one_of, utcnow
+from models.effects import Provider
+from models.errors import IdempotencyKeyReused, NotFound, NotPossibleNow, TooManyActiveJobs
+from models.files import File
+from models.videos import Video, VideoStatus
+
+
+class JobStatus(StrEnum):
+    SUBMITTING = "submitting"
+    QUEUED = "queued"
+    PROCESSING = "processing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ACTIVE = (JobStatus.SUBMITTING, JobStatus.QUEUED, JobStatus.PROCESSING)
+ENDED = (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
+
+_IS_ACTIVE = text("status IN ('submitting', 'queued', 'processing')")
+_IS_SUBMITTING = text("status = 'submitting'")
+
+
+class Job(TenantBase):
+    __tablename__ = "ai_jobs"
+    __table_args__ = (
+        one_of("status", JobStatus),
+        one_of("provider", Provider),
+        CheckConstraint("price_tokens >= 0", name="price_not_negative"),
+        CheckConstraint(
+            "(status IN ('completed', 'failed', 'cancelled')) = (completed_at IS NOT NULL)",
+            name="ended_has_a_time",
+        ),
+        UniqueConstraint("tenant_id", "user_id", "idempotency_key"),
+        Index("ix_ai_jobs_user_id_created_at_id", "user_id", "created_at", "id"),
+        Index("ix_ai_jobs_active", "user_id", postgresql_where=_IS_ACTIVE, sqlite_where=_IS_ACTIVE),
+        Index(
+            "ix_ai_jobs_submitting",
+            "created_at",
+            postgresql_where=_IS_SUBMITTING,
+            sqlite_where=_IS_SUBMITTING,
+        ),
+        Index("ix_ai_jobs_video_id", "video_id"),
+    )
+
+    id: Mapped[UUID] = new_id()
+    user_id: Mapped[UUID]
+    effect_id: Mapped[UUID]  # central; no foreign key crosses databases
+    effect_slug: Mapped[str]
+    workflow_id: Mapped[UUID]
+    provider: Mapped[str]
+    video_id: Mapped[UUID | None] = mapped_column(ForeignKey("videos.id"))
+    status: Mapped[str] = mapped_column(default=JobStatus.SUBMITTING)
+    price_tokens: Mapped[int]
+    idempotency_key: Mapped[str]
+    fingerprint: Mapped[str]  # of the order, to tell a repeat from another order
+    input_payload: Mapped[dict[str, Any]]
+    error_code: Mapped[str | None]
+    error_message: Mapped[str | None]  # fit for the user's eyes
+    provider_job_id: Mapped[str | None]
+    refunded_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(default=utcnow)
+    started_at: Mapped[datetime | None]
+    completed_at: Mapped[datetime | None]
+
+    outputs: Mapped[list["JobOutput"]] = relationship(
+        lazy="selectin", order_by="JobOutput.position"
+    )
+
+    @property
+    def is_active(self) -> bool:
+        return self.status in ACTIVE
+
+
+class JobOutput(TenantBase):
+    """A file that a job made."""
+
+    __tablename__ = "ai_job_outputs"
+
+    job_id: Mapped[UUID] = mapped_column(ForeignKey("ai_jobs.id"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    file_id: Mapped[UUID] = mapped_column(ForeignKey("files.id"), unique=True)
+
+    file: Mapped[File] = relationship(lazy="joined", innerjoin=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Everything a submit needs to know, already validated and priced."""
+
+    user_id: UUID
+    effect_id: UUID
+    effect_slug: str
+    workflow_id: UUID
+    provider: str
+    price_tokens: int
+    idempotency_key: str
+    fingerprint: str
+    input_payload: dict[str, Any]
+    video_id: UUID | None = None
+
+
+@dataclass(frozen=True)
+class Submitted:
+    job: Job
+    is_new: bool
+
+
+def submit(session: Session, order: Order, *, max_active: int) -> Submitted:
+    """Order a job and take its price, in one step. The same order again is the same job."""
+    ledger.lock_wallet(session, user_id=order.user_id)
+    if job := replayed(session, order):
+        return Submitted(job, is_new=False)
+    if count_active(session, user_id=order.user_id) >= max_active:
+        raise too_many_active(max_active)
+    if order.video_id is not None:
+        video = videos.get(session, order.video_id, user_id=order.user_id)
+        start_video(video)
+    job = Job(id=uuid4(), **vars(order), created_at=utcnow(), outputs=[])
+    session.add(job)
+    session.flush()
+    ledger.reserve(session, user_id=order.user_id, job_id=job.id, price_tokens=order.price_tokens)
+    return Submitted(job, is_new=True)
+
+
+def start_video(video: Video) -> None:
+    if video.status == VideoStatus.EXPIRED:
+        raise NotPossibleNow("The files of this video have expired. Upload it again.")
+    video.status, video.error = VideoStatus.PROCESSING, None
+
+
+def too_many_active(limit: int) -> TooManyActiveJobs:
+    return TooManyActiveJobs(
+        f"At most {limit} jobs can be active at once. Wait for one to end.",
+        retry_after_seconds=10,
+    )
+
+
+def replayed(session: Session, order: Order) -> Job | None:
+    """The job that this order's key already made, if it is the same order."""
+    job = find_by_key(session, user_id=order.user_id, idempotency_key=order.idempotency_key)
+    if job is not None:
+        require_same_order(job, order.fingerprint)
+    return job
+
+
+def require_same_order(job: Job, fingerprint: str) -> None:
+    if job.fingerprint != fingerprint:
+        raise IdempotencyKeyReused("Use a new key for a new order; this one made another job.")
+
+
+def find_by_key(session: Session, *, user_id: UUID, idempotency_key: str) -> Job | None:
+    return session.scalar(
+        select(Job).where(Job.user_id == user_id, Job.idempotency_key == idempotency_key)
+    )
+
+
+def count_active(session: Session, *, user_id: UUID) -> int:
+    query = select(func.count()).select_from(Job)
+    return session.scalars(query.where(Job.user_id == user_id, Job.status.in_(ACTIVE))).one()
+
+
+def get(session: Session, job_id: UUID, *, user_id: UUID | None = None) -> Job:
+    query = select(Job).where(Job.id == job_id)
+    if user_id is not None:
+        query = query.where(Job.user_id == user_id)
+    job = session.scalar(query)
+    if job is None:
+        raise NotFound("There is no such job.")
+    return job
+
+
+def mark_queued(session: Session, job_id: UUID) -> bool:
+    """Its dispatch exists. False if the job has moved on already."""
+    moved = session.execute(
+        update(Job)
+        .where(Job.id == job_id, Job.status == JobStatus.SUBMITTING)
+        .values(status=JobStatus.QUEUED)
+    )
+    return bool(changed_rows(moved))
+
+
+def start(session: Session, job_id: UUID, *, now: datetime | None = None) -> Job:
+    """A worker has it. A job that ended meanwhile stays as it is: look at its status."""
+    job = _lock(session, job_id)
+    if job.is_active:
+        job.status = JobStatus.PROCESSING
+        job.started_at = job.started_at or now or utcnow()
+    return job
+
+
+def back_to_queue(session: Session, job_id: UUID) -> Job:
+    """The worker gave it back, or was lost."""
+    job = _lock(session, job_id)
+    if job.status == JobStatus.PROCESSING:
+        job.status = JobStatus.QUEUED
+    return job
+
+
+def complete(
+    session: Session,
+    job_id: UUID,
+    *,
+    outputs: list[File],
+    provider_job_id: str | None = None,
+    now: datetime | None = None,
+) -> Job:
+    """The result is there: keep the price. A job that ended already stays as it ended."""
+    job = _lock(session, job_id)
+    if not job.is_active:
+        return job
+    ledger.consume(session, user_id=job.user_id, job_id=job.id)
+    job.status, job.completed_at = JobStatus.COMPLETED, now or utcnow()
+    job.provider_job_id = provider_job_id
+    for position, file in enumerate(outputs):
+        job.outputs.append(JobOutput(position=position, file=file, tenant_id=job.tenant_id))
+    _end_video(session, job, VideoStatus.COMPLETED, error=None)
+    session.flush()
+    return job
+
+
+def fail(session: Session, job_id: UUID, *, code: str, message: str) -> Job:
+    """No result: give the price back. A job that ended already stays as it ended."""
+    return _end_without_result(session, job_id, JobStatus.FAILED, code, message)
+
+
+def cancel(session: Session, job_id: UUID) -> Job:
+    """Nobody wants it any more: give the price back. Ended jobs stay as they ended."""
+    return _end_without_result(
+        session, job_id, JobStatus.CANCELLED, "cancelled", "The job was cancelled."
+    )
+
+
+def _end_without_result(
+    session: Session, job_id: UUID, status: JobStatus, code: str, message: str
+) -> Job:
+    job = _lock(session, job_id)
+    if not job.is_active:
+        return job
+    ledger.refund(session, user_id=job.user_id, job_id=job.id)
+    job.status = status
+    job.completed_at = job.refunded_at = utcnow()
+    job.error_code, job.error_message = code, message
+    _end_video(session, job, VideoStatus.FAILED, error=message)
+    session.flush()
+    return job
+
+
+def _end_video(session: Session, job: Job, status: VideoStatus, *, error: str | None) -> None:
+    """The video follows its newest job; an older one ending late changes nothing."""
+    if job.video_id is None:
+        return
+    others = select(func.count()).where(
+        Job.video_id == job.video_id, Job.id != job.id, Job.status.in_(ACTIVE)
+    )
+    if session.scalar(others):
+        return
+    session.execute(
+        update(Video)
+        .where(Video.id == job.video_id, Video.status != VideoStatus.EXPIRED)
+        .values(status=status, error=error)
+    )
+
+
+def _lock(session: Session, job_id: UUID) -> Job:
+    """Wallet first, then the job: the one order in which locks are taken."""
+    job = get(session, job_id)
+    ledger.lock_wallet(session, user_id=job.user_id)
+    session.refresh(job, with_for_update=True)
+    return job

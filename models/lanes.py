@@ -1,0 +1,261 @@
+"""In which order waiting dispatches are served, and the lease that serves them.
+
+Priority first, then turns, then age. A dispatch gets its turn when it joins a lane (one
+fleet, provider and priority): the lowest turn now waiting there, but behind its own user's
+last one. So users take turns, each user's jobs stay in order, no lock is shared between
+users, and a lease is one step along one index, with ten rows waiting or a million.
+
+Every leased row has a turn no higher than any waiting row of its lane. Hence a row that is
+given back keeps turn and seq, and is next.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import (
+    ColumnElement,
+    and_,
+    func,
+    literal,
+    select,
+    text,
+    union_all,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from models.base import changed_rows, utcnow
+from models.dispatches import (
+    BACKING_OFF,
+    LEASED,
+    READY,
+    Dispatch,
+    DispatchStatus,
+    dispatch_seq,
+    locked,
+)
+from models.errors import NotPossibleNow
+
+POSITION_CAP = 1000
+
+
+def join(
+    session: Session,
+    *,
+    tenant_id: UUID,
+    tenant_job_id: UUID,
+    user_id: UUID,
+    workflow_id: UUID,
+    fleet_id: UUID,
+    provider: str,
+    priority: int = 0,
+    max_attempts: int = 3,
+) -> bool:
+    """Queue a job, if it has no dispatch yet. False if it had one."""
+    lane = (fleet_id, provider, priority)
+    dialect = postgresql if _on_postgres(session) else sqlite
+    values: dict[str, Any] = {
+        "id": uuid4(),
+        "seq": _next_seq(session),
+        "tenant_id": tenant_id,
+        "tenant_job_id": tenant_job_id,
+        "user_id": user_id,
+        "workflow_id": workflow_id,
+        "fleet_id": fleet_id,
+        "provider": provider,
+        "priority": priority,
+        "turn": _turn_in(session, lane, user_id),
+        "max_attempts": max_attempts,
+    }
+    statement = (
+        dialect.insert(Dispatch)
+        .values(values)
+        .on_conflict_do_nothing(index_elements=["tenant_id", "tenant_job_id"])
+    )
+    return bool(changed_rows(session.execute(statement)))
+
+
+def _next_seq(session: Session) -> ColumnElement[int]:
+    if _on_postgres(session):
+        return dispatch_seq.next_value()
+    # SQLite: the whole transaction holds the write lock, so this can't collide.
+    return select(func.coalesce(func.max(Dispatch.seq), 0) + 1).scalar_subquery()
+
+
+def _turn_in(session: Session, lane: tuple[UUID, str, int], user_id: UUID) -> ColumnElement[int]:
+    """The turn of a row that joins a lane now."""
+    fleet_id, provider, priority = lane
+    here = and_(
+        Dispatch.fleet_id == fleet_id, Dispatch.provider == provider, Dispatch.priority == priority
+    )
+    lowest_waiting = (
+        select(Dispatch.turn)
+        .where(here, READY)
+        .order_by(Dispatch.turn, Dispatch.seq)
+        .limit(1)
+        .scalar_subquery()
+    )
+    # With nobody waiting, start where the running ones are: one of them may come back.
+    highest_leased = select(func.max(Dispatch.turn)).where(here, LEASED).scalar_subquery()
+    own_last = (
+        select(func.max(Dispatch.turn))
+        .where(here, Dispatch.user_id == user_id, text("status = 'queued'"))
+        .scalar_subquery()
+    )
+    larger = func.greatest if _on_postgres(session) else func.max
+    return larger(func.coalesce(lowest_waiting, highest_leased, 0), func.coalesce(own_last + 1, 0))
+
+
+def lease(
+    session: Session,
+    *,
+    fleet_id: UUID,
+    providers: list[str],
+    workflow_ids: list[UUID],
+    worker_id: str,
+    lease_seconds: int,
+    now: datetime | None = None,
+) -> Dispatch | None:
+    """Hand the best waiting dispatch to a worker. One statement, one index step."""
+    if not providers or not workflow_ids:
+        return None
+    now = now or utcnow()
+    suits = and_(Dispatch.fleet_id == fleet_id, Dispatch.workflow_id.in_(workflow_ids))
+    candidates = [_ready(suits, provider) for provider in sorted(set(providers))]
+    candidates += [_due(suits, providers, now), _abandoned(suits, providers, now)]
+    pool = union_all(*(select(candidate) for candidate in candidates)).subquery()
+    best = (
+        select(pool.c.id)
+        .order_by(pool.c.priority.desc(), pool.c.turn, pool.c.seq)
+        .limit(1)
+        .scalar_subquery()
+    )
+    statement = (
+        update(Dispatch)
+        .where(Dispatch.id == best)
+        .values(
+            status=DispatchStatus.LEASED,
+            lease_token=uuid4(),
+            lease_expires_at=now + timedelta(seconds=lease_seconds),
+            leased_at=now,
+            updated_at=now,
+            worker_id=worker_id,
+            attempts=Dispatch.attempts + 1,
+            available_at=None,
+            progress=0.0,
+            current_node=None,
+        )
+        .returning(Dispatch)
+        .execution_options(synchronize_session=False)
+    )
+    return session.scalars(statement).one_or_none()
+
+
+def _candidate(name: str, *conditions: Any) -> Any:
+    """The first row in order that nobody else is looking at."""
+    return (
+        select(Dispatch.id, Dispatch.priority, Dispatch.turn, Dispatch.seq)
+        .where(*conditions)
+        .order_by(Dispatch.priority.desc(), Dispatch.turn, Dispatch.seq)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .cte(name)
+        .prefix_with("MATERIALIZED")
+    )
+
+
+def _ready(suits: Any, provider: str) -> Any:
+    return _candidate(f"ready_{provider}", suits, Dispatch.provider == provider, READY)
+
+
+def _due(suits: Any, providers: list[str], now: datetime) -> Any:
+    """Its back-off is over."""
+    return _candidate(
+        "due", suits, Dispatch.provider.in_(providers), BACKING_OFF, Dispatch.available_at <= now
+    )
+
+
+def _abandoned(suits: Any, providers: list[str], now: datetime) -> Any:
+    """Its worker went silent, and it may be tried once more."""
+    return _candidate(
+        "abandoned",
+        suits,
+        Dispatch.provider.in_(providers),
+        LEASED,
+        Dispatch.lease_expires_at <= now,
+        Dispatch.attempts < Dispatch.max_attempts,
+    )
+
+
+def set_priority(session: Session, dispatch_id: UUID, *, priority: int) -> Dispatch:
+    """Move a waiting dispatch to another lane, at the end of its user's turn there."""
+    dispatch = locked(session, dispatch_id)
+    if dispatch.status != DispatchStatus.QUEUED:
+        raise NotPossibleNow(f"Only a waiting job can be moved; this one is {dispatch.status}.")
+    if dispatch.priority != priority:
+        lane = (dispatch.fleet_id, dispatch.provider, priority)
+        dispatch.turn = session.scalars(select(_turn_in(session, lane, dispatch.user_id))).one()
+        dispatch.priority = priority
+        dispatch.updated_at = utcnow()
+    session.flush()
+    return dispatch
+
+
+def to_front(session: Session, dispatch_id: UUID) -> Dispatch:
+    """God mode: ahead of everything that waits now. What runs is not disturbed."""
+    dispatch = locked(session, dispatch_id)
+    highest = session.scalar(
+        select(Dispatch.priority)
+        .where(
+            Dispatch.fleet_id == dispatch.fleet_id,
+            Dispatch.provider == dispatch.provider,
+            Dispatch.id != dispatch.id,
+            text("status = 'queued'"),
+        )
+        .order_by(Dispatch.priority.desc())
+        .limit(1)
+    )
+    if highest is None or highest < dispatch.priority:
+        return dispatch
+    return set_priority(session, dispatch_id, priority=highest + 1)
+
+
+def move(session: Session, *, workflow_id: UUID, source: UUID, target: UUID) -> int:
+    """A workflow moved to another fleet: what waits for it moves along."""
+    moved = session.execute(
+        update(Dispatch)
+        .where(
+            Dispatch.workflow_id == workflow_id,
+            Dispatch.fleet_id == source,
+            Dispatch.status == DispatchStatus.QUEUED,
+        )
+        .values(fleet_id=target, updated_at=utcnow())
+    )
+    return changed_rows(moved)
+
+
+def position(session: Session, dispatch: Dispatch) -> int | None:
+    """How many are ahead of it, counted up to a cap so that it stays cheap."""
+    if dispatch.status != DispatchStatus.QUEUED:
+        return None
+    ahead = and_(
+        Dispatch.fleet_id == dispatch.fleet_id,
+        Dispatch.provider == dispatch.provider,
+        READY,
+        (Dispatch.priority > dispatch.priority)
+        | (
+            (Dispatch.priority == dispatch.priority)
+            & (
+                (Dispatch.turn < dispatch.turn)
+                | ((Dispatch.turn == dispatch.turn) & (Dispatch.seq < dispatch.seq))
+            )
+        ),
+    )
+    rows = select(literal(1)).where(ahead).limit(POSITION_CAP).subquery()
+    return session.scalars(select(func.count()).select_from(rows)).one()
+
+
+def _on_postgres(session: Session) -> bool:
+    return session.get_bind().dialect.name == "postgresql"
