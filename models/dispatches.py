@@ -155,7 +155,12 @@ def _held(session: Session, lease: Lease, *, answer_again: tuple[str, ...]) -> D
 
 
 def check(session: Session, lease: Lease) -> Dispatch:
-    """Refuse a stale lease before anything is done for it. Changes nothing."""
+    """Refuse the report of a stale lease before anything is done for it. Changes nothing.
+
+    Then the job is ended in its tenant's pool, and the dispatch follows the job, by
+    `complete`, `fail` or `cancel`: what happened to the lease in between is settled by what
+    happened to the job.
+    """
     return _held(session, lease, answer_again=ENDED)
 
 
@@ -182,25 +187,6 @@ def extend(
         dispatch.progress = max(dispatch.progress, min(progress, 1.0))
     if current_node is not None:
         dispatch.current_node = current_node
-    return dispatch
-
-
-def complete(session: Session, lease: Lease, *, now: datetime | None = None) -> Dispatch:
-    dispatch = _held(session, lease, answer_again=ENDED)
-    if dispatch.status == DispatchStatus.LEASED:
-        now = now or utcnow()
-        _end(dispatch, DispatchStatus.COMPLETED, now=now)
-        dispatch.progress = 1.0
-        if dispatch.leased_at:
-            dispatch.duration_seconds = (now - dispatch.leased_at).total_seconds()
-    return dispatch
-
-
-def fail(session: Session, lease: Lease, *, error: str) -> Dispatch:
-    """The job itself went wrong, for good."""
-    dispatch = _held(session, lease, answer_again=ENDED)
-    if dispatch.status == DispatchStatus.LEASED:
-        _end(dispatch, DispatchStatus.FAILED, error=error)
     return dispatch
 
 
@@ -235,20 +221,32 @@ def requeue(
     return dispatch
 
 
+def complete(session: Session, dispatch_id: UUID, *, now: datetime | None = None) -> Dispatch:
+    """Its job completed. Whoever else may hold it by now is too late."""
+    dispatch = locked(session, dispatch_id)
+    now = now or utcnow()
+    if dispatch.status == DispatchStatus.LEASED and dispatch.leased_at:
+        dispatch.duration_seconds = (now - dispatch.leased_at).total_seconds()
+    if dispatch.status in OPEN:
+        _end(dispatch, DispatchStatus.COMPLETED, now=now)
+        dispatch.progress = 1.0
+    return dispatch
+
+
+def fail(session: Session, dispatch_id: UUID, *, error: str) -> Dispatch:
+    """Its job failed, for good."""
+    dispatch = locked(session, dispatch_id)
+    if dispatch.status in OPEN:
+        _end(dispatch, DispatchStatus.FAILED, error=error)
+    return dispatch
+
+
 def cancel(session: Session, dispatch_id: UUID, *, now: datetime | None = None) -> Dispatch:
     """Nobody wants it any more. A worker that holds it is told at its next heartbeat."""
     dispatch = locked(session, dispatch_id)
     if dispatch.status in OPEN:
         _end(dispatch, DispatchStatus.CANCELLED, now=now)
         dispatch.cancel_requested_at = dispatch.updated_at
-    return dispatch
-
-
-def give_up(session: Session, dispatch_id: UUID, *, error: str) -> Dispatch:
-    """Fail a dispatch whose attempts are used up, or whose job ended without it."""
-    dispatch = locked(session, dispatch_id)
-    if dispatch.status in OPEN:
-        _end(dispatch, DispatchStatus.FAILED, error=error)
     return dispatch
 
 

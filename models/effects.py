@@ -69,7 +69,7 @@ def offered() -> Select[tuple[Effect]]:
 
 
 def find(session: Session, id_or_slug: str) -> Effect | None:
-    return session.scalar(select(Effect).where(_named(id_or_slug)))
+    return session.scalar(select(Effect).where(named(id_or_slug)))
 
 
 def get(session: Session, id_or_slug: str) -> Effect:
@@ -79,7 +79,7 @@ def get(session: Session, id_or_slug: str) -> Effect:
     return effect
 
 
-def _named(id_or_slug: str) -> Any:
+def named(id_or_slug: str) -> Any:
     try:
         return Effect.id == UUID(id_or_slug)
     except ValueError:

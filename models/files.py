@@ -116,4 +116,3 @@ def accept(
     file.upload_id = None
     session.flush()
     return file
-

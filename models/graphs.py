@@ -144,12 +144,13 @@ class _Inspection:
 
     def _visit_text(self, spot: str, text: str, *, in_pair: bool, is_file: bool) -> None:
         found = self.pattern.findall(text)
+        written = self.pattern.sub("\0", text)  # what stays whatever the values are
         self.uses.update(found)
         if found and in_pair:
             self.report(spot, "A placeholder can't stand in a list of two: it might become a link.")
-        if _LOOKS_LIKE_PLACEHOLDER.search(self.pattern.sub("\0", text)):
+        if _LOOKS_LIKE_PLACEHOLDER.search(written):
             self.report(spot, "Holds a placeholder that no property has.")
-        if is_file and _LEAVES_THE_INPUT_FOLDER.search(text):
+        if is_file and _LEAVES_THE_INPUT_FOLDER.search(written):
             self.report(spot, "Must name a file inside the input folder.")
         for prop in (self.by_placeholder[p] for p in found if p in self.by_placeholder):
             self._visit_placeholder(spot, prop, is_whole=text == prop.placeholder, is_file=is_file)

@@ -30,10 +30,16 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 
-from models import ledger, videos
+from models import files, ledger, videos
 from models.base import TenantBase, changed_rows, new_id, one_of, utcnow
 from models.effects import Provider
-from models.errors import IdempotencyKeyReused, NotFound, NotPossibleNow, TooManyActiveJobs
+from models.errors import (
+    IdempotencyKeyReused,
+    InvalidInput,
+    NotFound,
+    NotPossibleNow,
+    TooManyActiveJobs,
+)
 from models.files import File
 from models.videos import Video, VideoStatus
 
@@ -146,9 +152,7 @@ def submit(session: Session, order: Order, *, max_active: int) -> Submitted:
         return Submitted(job, is_new=False)
     if count_active(session, user_id=order.user_id) >= max_active:
         raise too_many_active(max_active)
-    if order.video_id is not None:
-        video = videos.get(session, order.video_id, user_id=order.user_id)
-        start_video(video)
+    _claim_media(session, order)
     job = Job(id=uuid4(), **vars(order), created_at=utcnow(), outputs=[])
     session.add(job)
     session.flush()
@@ -156,10 +160,21 @@ def submit(session: Session, order: Order, *, max_active: int) -> Submitted:
     return Submitted(job, is_new=True)
 
 
-def start_video(video: Video) -> None:
-    if video.status == VideoStatus.EXPIRED:
-        raise NotPossibleNow("The files of this video have expired. Upload it again.")
-    video.status, video.error = VideoStatus.PROCESSING, None
+def _claim_media(session: Session, order: Order) -> None:
+    """What the order refers to must be the user's own, checked, and of the right kind."""
+    payload = order.input_payload
+    for name, kind in payload["media"].items():
+        if order.video_id is not None and name == payload["primary"]:
+            video = videos.get(session, order.video_id, user_id=order.user_id, lock=True)
+            if video.status == VideoStatus.EXPIRED:
+                raise NotPossibleNow("The files of this video have expired. Upload it again.")
+            video.status, video.error = VideoStatus.PROCESSING, None
+            field, found = "video_id", video.kind
+        else:
+            file = files.get(session, UUID(payload["values"][name]), user_id=order.user_id)
+            field, found = f"inputs.{name}", file.kind or "file that was never checked"
+        if found != kind:
+            raise InvalidInput.field(field, f"This effect takes a {kind} here; this is a {found}.")
 
 
 def too_many_active(limit: int) -> TooManyActiveJobs:

@@ -1,12 +1,13 @@
 """Workflows: ComfyUI graphs with named, typed properties.
 
-The graph lies in object storage under its content hash and never changes there; a row
-points at the version in use. Jobs keep the hash they were ordered with, so a new version
-never changes what a waiting job will run.
+What runs (graph, output node, properties) lies in object storage as one file under its
+content hash and never changes there; a row points at the version in use. Jobs keep the hash
+they were ordered with, so a new version never changes what a waiting job will run.
 """
 
 import hashlib
 import json
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -41,7 +42,7 @@ class Workflow(CentralBase):
     name: Mapped[str]
     kind: Mapped[str]
     version: Mapped[int] = mapped_column(default=1)
-    content_hash: Mapped[str]  # of the graph; its key in object storage follows from it
+    content_hash: Mapped[str]  # of the recipe; its key in object storage follows from it
     output_node_id: Mapped[str | None]
     properties: Mapped[list[Any]]
     is_active: Mapped[bool] = mapped_column(default=True)
@@ -49,44 +50,41 @@ class Workflow(CentralBase):
     updated_at: Mapped[datetime] = mapped_column(default=utcnow, onupdate=utcnow)
 
 
-def canonical(graph: dict[str, Any]) -> bytes:
-    """The bytes that are stored and hashed: the same graph is the same file."""
-    return json.dumps(graph, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+@dataclass(frozen=True)
+class Recipe:
+    """Everything about a workflow that decides what a job runs."""
+
+    graph: dict[str, Any]
+    output_node_id: str | None
+    properties: list[Any]
+
+    def to_bytes(self) -> bytes:
+        """What is stored and hashed: the same recipe is the same file."""
+        return json.dumps(vars(self), sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Recipe":
+        return cls(**json.loads(data))
+
+    @property
+    def content_hash(self) -> str:
+        return hashlib.sha256(self.to_bytes()).hexdigest()
 
 
-def content_hash(graph: dict[str, Any]) -> str:
-    return hashlib.sha256(canonical(graph)).hexdigest()
+def put(session: Session, *, slug: str, name: str, kind: str, recipe: Recipe) -> Workflow:
+    """Create a workflow, or give it a new version if what it runs has changed.
 
-
-def put(
-    session: Session,
-    *,
-    slug: str,
-    name: str,
-    kind: str,
-    graph_hash: str,
-    output_node_id: str | None,
-    properties: list[Any],
-) -> Workflow:
-    """Create a workflow, or give it a new version if anything that runs has changed."""
+    The recipe's file must be in object storage before this commits.
+    """
     workflow = find(session, slug)
     if workflow is None:
-        workflow = Workflow(
-            slug=slug,
-            name=name,
-            kind=kind,
-            content_hash=graph_hash,
-            output_node_id=output_node_id,
-            properties=properties,
-        )
+        workflow = Workflow(slug=slug, version=0, content_hash="")
         session.add(workflow)
-    else:
-        before = (workflow.content_hash, workflow.output_node_id, workflow.properties)
-        if before != (graph_hash, output_node_id, properties):
-            workflow.version += 1
-        workflow.name, workflow.kind = name, kind
-        workflow.content_hash, workflow.output_node_id = graph_hash, output_node_id
-        workflow.properties = properties
+    if workflow.content_hash != recipe.content_hash:
+        workflow.version += 1
+    workflow.name, workflow.kind = name, kind
+    workflow.content_hash = recipe.content_hash
+    workflow.output_node_id, workflow.properties = recipe.output_node_id, recipe.properties
     session.flush()
     return workflow
 

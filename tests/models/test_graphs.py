@@ -1,7 +1,6 @@
 """Which graphs are accepted, and that the demo's are."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -64,6 +63,11 @@ def test_a_plain_graph_is_accepted():
     check_graph({"u": USES}, PROPERTIES, None, allowed_nodes={"Paint"})
 
 
+def test_a_placeholder_may_look_like_a_path_because_it_is_always_replaced():
+    properties = parse_properties([{"name": "v", "type": "video", "placeholder": "/in/v.mp4"}])
+    check_graph({"1": node("LoadVideo", file="/in/v.mp4")}, properties, "1")
+
+
 @pytest.mark.parametrize(
     ("bad", "where"),
     [
@@ -93,9 +97,11 @@ def test_a_faulty_node_is_named(bad: Any, where: str):
 
 @pytest.mark.parametrize(
     "name",
-    ["/etc/passwd", "../x.png", "a/../../x.png", "C:\\x.png", "\\\\host\\x", "~/x", " /x"]
-    + ["FILE:///x", "x.png [output]", "x.png [temp]", "{{title}}", "a-{{title}}", "{{secret}}"]
-    + ["in/{{style}}"],
+    [
+        *("/etc/passwd", "../x.png", "a/../../x.png", "C:\\x.png", "\\\\host\\x", "~/x", " /x"),
+        *("FILE:///x", "x.png [output]", "x.png [temp]"),
+        *("{{title}}", "a-{{title}}", "{{secret}}", "in/{{style}}"),
+    ],
 )
 @pytest.mark.parametrize("loader", ["LoadImage", "LoadVideo", "VHS_LoadVideoPath", "LoraLoader"])
 def test_no_loader_reads_a_file_of_a_users_choosing(loader: str, name: str):
@@ -103,8 +109,8 @@ def test_no_loader_reads_a_file_of_a_users_choosing(loader: str, name: str):
 
 
 @pytest.mark.parametrize(
-    "name", ["../../evil", "/tmp/x", "{{title}}", "{{output_prefix}}{{title}}"]
-)  # noqa: S108
+    "name", ["../../evil", "/srv/x", "{{title}}", "{{output_prefix}}{{title}}"]
+)
 @pytest.mark.parametrize("name_of_field", ["filename_prefix", "path", "output_dir"])
 def test_nor_does_any_node_write_one(name_of_field: str, name: str):
     bad = node("Store", **{name_of_field: name})
@@ -136,10 +142,9 @@ def test_what_concerns_the_whole_graph():
         {"1": node(x=10**5000)},
         {"1": node(x="\0")},
         {"1": node(**{"\ud800": 1})},
-        {"1": {1: 2}},
         {"1": node(x=object())},
     ],
-    ids=range(13),
+    ids=range(12),
 )
 def test_what_is_no_graph_at_all_is_refused_at_once(graph: Any):
     assert errors_of(graph) == ["graph"]
@@ -151,9 +156,8 @@ def test_a_text_used_too_often_would_fill_the_memory_when_rendered():
 
 
 def test_a_long_run_of_braces_is_read_in_linear_time():
-    started = time.monotonic()
+    # A quadratic scan would take hours, and run into the time limit of the test.
     check_graph({"1": node("LoadX", x="{" * 3_000_000), "u": USES}, PROPERTIES, "u")
-    assert time.monotonic() - started < 30  # a quadratic scan would take hours
 
 
 @pytest.mark.parametrize("effect", CATALOG["effects"], ids=lambda effect: effect["slug"])

@@ -55,25 +55,18 @@ GRAPH: dict[str, Any] = {
 }
 FILES = {"photo": str(uuid4()), "mask": str(uuid4())}
 
+FRAGMENTS = [
+    *(prop.placeholder for prop in PROPERTIES),
+    *("{{output_prefix}}", "%NOTE", "{", "}", "[", "]", '"', "\\", "\\u0022", "\\1", r"\g<0>"),
+    *('", "class_type": "Evil"}', '["1", 0]', "null", "asset-" + "0" * 32),
+    *("👩\u200d👩\u200d👧", "\u202e\u05e9\u05dc\u05d5\u05dd", "e\u0301\u0300", "\n", "\u2028"),
+]
+storable = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 hostile_text = st.one_of(
-    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200),
-    st.lists(
-        st.sampled_from(
-            [*(p.placeholder for p in PROPERTIES), "{{output_prefix}}", '"', "\\", "\\u0022", "{"]
-            + ["}", "[", "]", '", "class_type": "Evil"}', '["1", 0]', "null", "\\1", r"\g<0>"]
-            + [
-                "asset-" + "0" * 32,
-                "👩‍👩‍👧",
-                "\u202eשלום",
-                "e\u0301\u0300",
-                "\n",
-                "\u2028",
-                "%NOTE",
-            ]
-        ),
-        max_size=12,
-    ).map("".join),
+    st.text(storable, max_size=200),
+    st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join),
 )
+TOKEN_PLACES = [("1", "inputs", "image"), ("2", "inputs", "image")]
 
 
 def filled(**inputs: Any) -> dict[str, Any]:
@@ -90,6 +83,10 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
             yield from leaves(item, (*path, key))
     else:
         yield path, value
+
+
+def test_the_graph_of_these_tests_is_one_that_is_accepted():
+    check_graph(GRAPH, PROPERTIES, "4")
 
 
 def test_a_whole_placeholder_takes_the_type_and_a_part_the_json_spelling():
@@ -164,7 +161,7 @@ def test_hostile_text_changes_nothing_but_its_own_places(prompt: str, note: str)
     for path, value in hostile.items():
         if path in ours:
             assert value == ours[path]
-        elif path[-1] == "image":
+        elif path in TOKEN_PLACES:
             assert TOKEN.fullmatch(value)
             assert value not in (prompt, note)
         else:

@@ -1,0 +1,47 @@
+"""Files that appear whole and on disk, or not at all: written aside, synced, then renamed."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def draft(folder: Path) -> Iterator[IO[bytes]]:
+    """A new file to write to. It is gone at the end, unless `publish` gave it its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="draft-", delete=False) as file:
+        try:
+            yield file
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(file.name)
+
+
+def publish(file: IO[bytes], target: Path, *, root: Path) -> None:
+    """Give a draft its name below `root`, in one step that survives a power cut."""
+    file.flush()
+    os.fsync(file.fileno())
+    os.replace(file.name, target)
+    for folder in target.parents:  # the name, and the folders that may be new, are data too
+        _sync(folder)
+        if folder == root:
+            break
+
+
+def last_written(path: Path) -> float:
+    """A time in seconds; the far future for what is gone, so that sweepers pass over it."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

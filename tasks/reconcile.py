@@ -1,0 +1,120 @@
+"""Carry on with whatever a crash left half done. Safe to run twice, and at the same time.
+
+submitting jobs        their dispatch is created (again), and they are queued
+submitting for long    failed and refunded
+expired leases         queued again, or failed and refunded when that was the last try
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from sqlalchemy import select
+
+from models import dispatches, jobs
+from models.base import utcnow
+from models.jobs import Job, JobStatus
+from tasks import outcomes
+from tasks.backend import Backend
+from tasks.submission import ensure_dispatch
+
+logger = logging.getLogger(__name__)
+
+BATCH = 1000
+GRACE_SECONDS = 10  # a submit that is under way right now is left to finish
+
+Item = TypeVar("Item")
+
+
+@dataclass
+class Reconciled:
+    healed: int = 0
+    orphans_refunded: int = 0
+    leases_taken_back: int = 0
+    given_up: int = 0
+
+
+def run_once(backend: Backend, *, now: datetime | None = None) -> Reconciled:
+    now = now or utcnow()
+    return Reconciled(
+        orphans_refunded=refund_orphans(backend, now=now),
+        healed=heal_submitting(backend, now=now),
+        leases_taken_back=take_back_leases(backend, now=now),
+        given_up=give_up_exhausted(backend, now=now),
+    )
+
+
+def heal_submitting(backend: Backend, *, now: datetime) -> int:
+    waiting = _submitting_since(backend, now - timedelta(seconds=GRACE_SECONDS))
+    return each(waiting, lambda job: ensure_dispatch(backend, job))
+
+
+def refund_orphans(backend: Backend, *, now: datetime) -> int:
+    """Nobody could dispatch them in time: give the tokens back."""
+    timeout = timedelta(seconds=backend.settings.submitting_timeout_seconds)
+    return each(_submitting_since(backend, now - timeout), lambda job: _refund(backend, job))
+
+
+def _refund(backend: Backend, orphan: Job) -> bool:
+    if ensure_dispatch(backend, orphan):
+        return False  # a last try worked
+    with backend.databases.tenant(orphan.tenant_id) as session:
+        job = jobs.fail(
+            session,
+            orphan.id,
+            code="submission_timeout",
+            message="The job could not be started. Your tokens were given back.",
+        )
+    outcomes.settle(backend, job)
+    return job.status == JobStatus.FAILED
+
+
+def _submitting_since(backend: Backend, before: datetime) -> list[Job]:
+    found: list[Job] = []
+    for pool in backend.databases.pools:
+        with backend.databases.pool(pool) as session:
+            found += session.scalars(
+                select(Job)
+                .where(Job.status == JobStatus.SUBMITTING, Job.created_at <= before)
+                .order_by(Job.created_at)
+                .limit(BATCH)
+            )
+    return found
+
+
+def take_back_leases(backend: Backend, *, now: datetime) -> int:
+    """In batches, so that no lock is held for long."""
+    total = 0
+    while True:
+        with backend.databases.central() as session:
+            taken = dispatches.expire(session, limit=BATCH, now=now)
+        total += len(taken)
+        each(taken, lambda dispatch: _tell_job(backend, dispatch))
+        if len(taken) < BATCH:
+            return total
+
+
+def _tell_job(backend: Backend, dispatch: dispatches.Dispatch) -> bool:
+    with backend.databases.tenant(dispatch.tenant_id) as session:
+        job = jobs.back_to_queue(session, dispatch.tenant_job_id)
+    outcomes.settle(backend, job)
+    return True
+
+
+def give_up_exhausted(backend: Backend, *, now: datetime) -> int:
+    with backend.databases.central(read_only=True) as session:
+        dead = dispatches.exhausted(session, limit=BATCH, now=now)
+    return each(dead, lambda dispatch: bool(outcomes.give_up(backend, dispatch)))
+
+
+def each(items: Iterable[Item], step: Callable[[Item], bool]) -> int:
+    """Take one step per item and count those that did something. A bad one stops nobody."""
+    done = 0
+    for item in items:
+        try:
+            done += bool(step(item))
+        except Exception:
+            logger.exception("Could not carry on with %r; the next run tries again.", item)
+    return done

@@ -1,0 +1,200 @@
+"""Ordering a job: three short transactions and a ticket.
+
+    1. tenant pool   the job, `submitting`, and the hold on its price
+    2. central       its dispatch, if there is none yet
+    3. tenant pool   the job is `queued`
+    4. Redis         a ticket for the fleet
+
+Money first. Each step can be repeated by whoever comes next: the same request again, or
+the reconciler. A crash after step 1 leaves a job that `ensure_dispatch` carries on with.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import and_, select
+from sqlalchemy.orm import Session
+
+from models import dispatches, effects, jobs, lanes, payload, properties
+from models.base import utcnow
+from models.effects import Effect
+from models.errors import EffectUnavailable, InvalidInput, NotFound, Refusal
+from models.fleets import Fleet, WorkflowFleet
+from models.jobs import Job, JobStatus, Order, Submitted
+from models.properties import Property
+from models.workflows import Workflow
+from tasks.backend import Backend
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a user asked for."""
+
+    tenant_id: UUID
+    user_id: UUID
+    effect: str  # id or slug
+    idempotency_key: str
+    inputs: Mapping[str, Any]
+    video_id: UUID | None = None
+
+    def fingerprint(self) -> str:
+        asked = [self.effect, str(self.video_id), self.inputs]
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An effect, and the fleet that would run it."""
+
+    effect: Effect
+    fleet: Fleet
+
+
+def submit(backend: Backend, request: Request) -> Submitted:
+    try:
+        offer, order = _plan(backend, request)
+    except Refusal:
+        # The effect may have been withdrawn since: a repeat still gets its job.
+        if job := _earlier_job(backend, request):
+            ensure_dispatch(backend, job)
+            return Submitted(job, is_new=False)
+        raise
+    with backend.databases.tenant(request.tenant_id) as session:
+        submitted = jobs.submit(session, order, max_active=backend.settings.max_active_jobs)
+    if submitted.job.status == JobStatus.SUBMITTING:
+        _dispatch(backend, submitted.job, offer.fleet)
+    return submitted
+
+
+def _plan(backend: Backend, request: Request) -> tuple[Offer, Order]:
+    with backend.databases.central(read_only=True) as session:
+        offer = find_offer(session, request.effect, stage=backend.settings.stage)
+    return offer, _order(request, offer.effect)
+
+
+def find_offer(session: Session, effect: str, *, stage: str) -> Offer:
+    row = session.execute(
+        select(Effect, Fleet)
+        .outerjoin(
+            WorkflowFleet,
+            and_(WorkflowFleet.workflow_id == Effect.workflow_id, WorkflowFleet.stage == stage),
+        )
+        .outerjoin(Fleet, and_(Fleet.id == WorkflowFleet.fleet_id, Fleet.is_active))
+        .where(effects.named(effect))
+    ).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no effect {effect!r}.")
+    found, fleet = row
+    if not (found.is_active and found.workflow.is_active):
+        raise EffectUnavailable(f"The effect {found.name!r} is switched off at the moment.")
+    if fleet is None:
+        raise EffectUnavailable(f"No machines serve the effect {found.name!r} at the moment.")
+    return Offer(found, fleet)
+
+
+def _order(request: Request, effect: Effect) -> Order:
+    workflow = effect.workflow
+    known = properties_of(workflow)
+    primary = payload.primary_media(known, effect.overrides)
+    inputs = dict(request.inputs)
+    if request.video_id is not None:
+        if primary is None:
+            raise InvalidInput.field("video_id", "This effect takes no image or video.")
+        inputs[primary.name] = str(request.video_id)
+    values = _resolve(known, effect, inputs, primary)
+    media = {p.name: p.type for p in known if p.is_media and values.get(p.name) is not None}
+    return Order(
+        user_id=request.user_id,
+        effect_id=effect.id,
+        effect_slug=effect.slug,
+        workflow_id=workflow.id,
+        provider=effect.provider,
+        price_tokens=effect.credits_cost,
+        idempotency_key=request.idempotency_key,
+        fingerprint=request.fingerprint(),
+        video_id=request.video_id,
+        input_payload={
+            "values": values,
+            "media": media,
+            "primary": primary.name if primary and primary.name in media else None,
+            "content_hash": workflow.content_hash,
+        },
+    )
+
+
+def _resolve(
+    known: list[Property], effect: Effect, inputs: dict[str, Any], primary: Property | None
+) -> dict[str, Any]:
+    try:
+        return dict(payload.resolve(known, effect.overrides, inputs))
+    except InvalidInput as refusal:
+        missing = primary and (refusal.errors or {}).pop(f"inputs.{primary.name}", None)
+        if missing:  # what the user left out is called video_id on the wire
+            (refusal.errors or {})["video_id"] = missing
+        raise
+
+
+@lru_cache(maxsize=1024)
+def _parsed(definitions: str) -> list[Property]:
+    return properties.parse_properties(json.loads(definitions))
+
+
+def properties_of(workflow: Workflow) -> list[Property]:
+    return _parsed(json.dumps(workflow.properties))
+
+
+def _earlier_job(backend: Backend, request: Request) -> Job | None:
+    with backend.databases.tenant(request.tenant_id) as session:
+        job = jobs.find_by_key(
+            session, user_id=request.user_id, idempotency_key=request.idempotency_key
+        )
+    if job is not None:
+        jobs.require_same_order(job, request.fingerprint())
+    return job
+
+
+def ensure_dispatch(backend: Backend, job: Job) -> bool:
+    """Carry on where a submit stopped. False if no fleet serves the job any more."""
+    if job.status != JobStatus.SUBMITTING:
+        return True
+    with backend.databases.central(read_only=True) as session:
+        try:
+            fleet = find_offer(session, str(job.effect_id), stage=backend.settings.stage).fleet
+        except Refusal:
+            return dispatches.find_by_job(session, job.tenant_id, job.id) is not None
+    _dispatch(backend, job, fleet)
+    return True
+
+
+def _dispatch(backend: Backend, job: Job, fleet: Fleet) -> None:
+    with backend.databases.central() as session:
+        lanes.join(
+            session,
+            tenant_id=job.tenant_id,
+            tenant_job_id=job.id,
+            user_id=job.user_id,
+            workflow_id=job.workflow_id,
+            fleet_id=fleet.id,
+            provider=job.provider,
+            max_attempts=backend.settings.max_attempts,
+        )
+    with backend.databases.tenant(job.tenant_id) as session:
+        if not jobs.mark_queued(session, job.id):
+            job.status = jobs.get(session, job.id).status
+        else:
+            job.status = JobStatus.QUEUED
+    if job.status in jobs.ENDED:  # cancelled or given up while we were at it
+        _withdraw(backend, job)
+    else:
+        backend.bell.ring(fleet.slug)
+
+
+def _withdraw(backend: Backend, job: Job) -> None:
+    with backend.databases.central() as session:
+        if dispatch := dispatches.find_by_job(session, job.tenant_id, job.id):
+            dispatches.cancel(session, dispatch.id, now=utcnow())
