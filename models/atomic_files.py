@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,9 @@ def draft(folder: Path) -> Iterator[IO[bytes]]:
 def publish(file: IO[bytes], target: Path, *, root: Path) -> None:
     """Give a draft its name below `root`, in one step that survives a power cut."""
     file.flush()
+    # The kernel's own stamps advance every few milliseconds; this one tells two versions
+    # written in the same moment apart.
+    os.utime(file.fileno(), ns=(time.time_ns(), time.time_ns()))
     os.fsync(file.fileno())
     os.replace(file.name, target)
     for folder in target.parents:  # the name, and the folders that may be new, are data too

@@ -3,8 +3,9 @@
     pending   announced; the client may be uploading. `accept` or the sweeper moves it on
     stored    the bytes are there, were checked, and lie under their final key
 
-A file that is to go is marked first (`deleted_at`), then its object is deleted, then its
-row: a crash in between leaves a row that the sweeper finds, never an object without a row.
+A file that is to go is marked first (`deleted_at`), then its object is deleted, then that is
+noted (`purged_at`): a crash in between leaves a row that the sweeper finds, never an object
+that nobody knows of.
 """
 
 from datetime import datetime
@@ -23,6 +24,9 @@ class FileStatus(StrEnum):
     STORED = "stored"
 
 
+_TO_PURGE = text("deleted_at IS NOT NULL AND purged_at IS NULL")
+
+
 class File(TenantBase):
     __tablename__ = "files"
     __table_args__ = (
@@ -38,8 +42,8 @@ class File(TenantBase):
         Index(
             "ix_files_deleted",
             "deleted_at",
-            postgresql_where=text("deleted_at IS NOT NULL"),
-            sqlite_where=text("deleted_at IS NOT NULL"),
+            postgresql_where=_TO_PURGE,
+            sqlite_where=_TO_PURGE,
         ),
     )
 
@@ -58,6 +62,7 @@ class File(TenantBase):
     duration_seconds: Mapped[float | None]
     created_at: Mapped[datetime] = mapped_column(default=utcnow)
     deleted_at: Mapped[datetime | None]
+    purged_at: Mapped[datetime | None]
 
 
 def announce(
@@ -85,13 +90,36 @@ def announce(
     return file
 
 
-def get(session: Session, file_id: UUID, *, user_id: UUID) -> File:
-    file = session.scalar(
-        select(File).where(File.id == file_id, File.user_id == user_id, File.deleted_at.is_(None))
+def get(session: Session, file_id: UUID, *, user_id: UUID, lock: bool = False) -> File:
+    query = select(File).where(
+        File.id == file_id, File.user_id == user_id, File.deleted_at.is_(None)
     )
+    file = session.scalar(query.with_for_update() if lock else query)
     if file is None:
         raise NotFound("There is no such file.")
     return file
+
+
+def to_purge(session: Session, *, limit: int) -> list[File]:
+    """Files whose objects are still to be deleted."""
+    query = select(File).where(_TO_PURGE).order_by(File.deleted_at).limit(limit)
+    return list(session.scalars(query))
+
+
+def never_finished(session: Session, *, before: datetime, limit: int) -> list[File]:
+    """Uploads that were announced and never became a checked file."""
+    return list(
+        session.scalars(
+            select(File)
+            .where(
+                File.status == FileStatus.PENDING,
+                File.created_at <= before,
+                File.deleted_at.is_(None),
+            )
+            .order_by(File.created_at)
+            .limit(limit)
+        )
+    )
 
 
 def accept(
@@ -108,7 +136,7 @@ def accept(
     duration_seconds: float | None = None,
 ) -> File:
     """The bytes were checked under their final key: trust them from here on."""
-    file = get(session, file_id, user_id=user_id)
+    file = get(session, file_id, user_id=user_id, lock=True)
     file.status = FileStatus.STORED
     file.object_key, file.content_hash = object_key, content_hash
     file.kind, file.mime_type = kind, mime_type

@@ -34,6 +34,7 @@ from models import files, ledger, videos
 from models.base import TenantBase, changed_rows, new_id, one_of, utcnow
 from models.effects import Provider
 from models.errors import (
+    AlreadyRefunded,
     IdempotencyKeyReused,
     InvalidInput,
     NotFound,
@@ -208,6 +209,13 @@ def count_active(session: Session, *, user_id: UUID) -> int:
     return session.scalars(query.where(Job.user_id == user_id, Job.status.in_(ACTIVE))).one()
 
 
+def reserved_tokens(session: Session, *, user_id: UUID) -> int:
+    """What is held for jobs that have not ended."""
+    query = select(func.coalesce(func.sum(Job.price_tokens), 0))
+    total = session.scalars(query.where(Job.user_id == user_id, Job.status.in_(ACTIVE))).one()
+    return int(total)
+
+
 def get(session: Session, job_id: UUID, *, user_id: UUID | None = None) -> Job:
     query = select(Job).where(Job.id == job_id)
     if user_id is not None:
@@ -279,6 +287,30 @@ def cancel(session: Session, job_id: UUID) -> Job:
     )
 
 
+def compensate(session: Session, job_id: UUID, *, note: str) -> Job:
+    """Give the price back by a person's decision, whatever state the job is in; once.
+
+    A job that has not ended is cancelled. One that completed has consumed its price, and
+    stays so: the same number of tokens is credited, as a payment named after the job.
+    """
+    job = _lock(session, job_id)
+    if job.refunded_at is not None:
+        raise AlreadyRefunded("The tokens of this job were already given back.")
+    if job.is_active:
+        return cancel(session, job_id)
+    if job.price_tokens:
+        ledger.credit(
+            session,
+            user_id=job.user_id,
+            amount=job.price_tokens,
+            provider_transaction_id=f"refund:{job.id}",
+            note=note,
+        )
+    job.refunded_at = utcnow()
+    session.flush()
+    return job
+
+
 def _end_without_result(
     session: Session, job_id: UUID, status: JobStatus, code: str, message: str
 ) -> Job:
@@ -292,6 +324,26 @@ def _end_without_result(
     _end_video(session, job, VideoStatus.FAILED, error=message)
     session.flush()
     return job
+
+
+def newest_of_videos(session: Session, video_ids: list[UUID]) -> dict[UUID, Job]:
+    """The newest job of each of these videos."""
+    rows = session.scalars(
+        select(Job).where(Job.video_id.in_(video_ids)).order_by(Job.created_at, Job.id)
+    )
+    return {job.video_id: job for job in rows if job.video_id is not None}
+
+
+def remove_video(session: Session, video: Video) -> list[File]:
+    """Forget a video. Returns the files that are marked: their objects are to be deleted."""
+    videos.remove(session, video)
+    condemned = [video.original_file]
+    for job in session.scalars(select(Job).where(Job.video_id == video.id)):
+        condemned += [output.file for output in job.outputs]
+    for file in condemned:
+        file.deleted_at = file.deleted_at or video.deleted_at
+    session.flush()
+    return condemned
 
 
 def _end_video(session: Session, job: Job, status: VideoStatus, *, error: str | None) -> None:

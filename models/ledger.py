@@ -72,7 +72,8 @@ class Transaction(TenantBase):
             postgresql_where=_RESOLVES,
             sqlite_where=_RESOLVES,
         ),
-        Index("ix_token_transactions_wallet_id_created_at_id", "wallet_id", "created_at", "id"),
+        Index("ix_token_transactions_user_id_created_at_id", "user_id", "created_at", "id"),
+        Index("ix_token_transactions_wallet_id", "wallet_id"),
         CheckConstraint(
             "(type = 'PAYMENT_CREDIT' AND amount > 0) OR (type = 'JOB_RESERVE' AND amount <= 0)"
             " OR (type = 'JOB_CONSUME' AND amount = 0) OR (type = 'JOB_REFUND' AND amount >= 0)",
@@ -111,6 +112,10 @@ def lock_wallet(session: Session, *, user_id: UUID) -> Wallet:
         .on_conflict_do_nothing(index_elements=["tenant_id", "user_id"])
     )
     return session.scalars(query).one()
+
+
+def balance(session: Session, *, user_id: UUID) -> int:
+    return session.scalar(select(Wallet.balance).where(Wallet.user_id == user_id)) or 0
 
 
 def credit(

@@ -68,9 +68,15 @@ class Databases:
             yield session
 
     @contextmanager
-    def pool(self, name: str) -> Iterator[Session]:
-        """Every tenant of a pool at once: for sweepers and auditors, not for requests."""
-        with TenantSession(self.engine(f"pool:{name}"), None) as session, session.begin():
+    def pool(self, name: str, *, snapshot: bool = False) -> Iterator[Session]:
+        """Every tenant of a pool at once: for sweepers and auditors, not for requests.
+
+        With `snapshot`, every statement sees the same moment.
+        """
+        engine = self.engine(f"pool:{name}")
+        if snapshot and engine.dialect.name == "postgresql":
+            engine = engine.execution_options(isolation_level="REPEATABLE READ")
+        with TenantSession(engine, None) as session, session.begin():
             yield session
 
     def pool_of(self, tenant_id: UUID) -> str:

@@ -71,9 +71,8 @@ def get(session: Session, video_id: UUID, *, user_id: UUID, lock: bool = False) 
 
 
 def remove(session: Session, video: Video) -> None:
-    """Forget a video. Its files are marked; whoever comes next deletes their objects."""
+    """Forget a video. What happens to its files is told in jobs.py, which knows the results."""
     if video.status == VideoStatus.PROCESSING:
         raise VideoInUse("Wait for its job to end, or cancel it first.")
     video.deleted_at = utcnow()
-    video.original_file.deleted_at = video.deleted_at
     session.flush()

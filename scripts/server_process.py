@@ -43,7 +43,12 @@ class Account:
     def may(self, test: str, path: Path) -> bool:
         """Ask as that user, so that the folders above and access lists count too."""
         asked = subprocess.run(
-            ["test", test, path], user=self.user, group=self.group, extra_groups=[], cwd="/"
+            ["test", test, path],
+            user=self.user,
+            group=self.group,
+            extra_groups=[],
+            cwd="/",
+            env={"PATH": os.defpath},
         )
         return asked.returncode == 0
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from redis import Redis, RedisError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from scripts.postgres_server import postgres
 from scripts.server_process import (
@@ -102,7 +104,8 @@ def _redis_binary() -> Path:
 
 
 def _redis_answers(url: str, pid: int) -> bool:
-    with Redis.from_url(url, socket_timeout=CONNECT_SECONDS) as client:
+    once = Retry(NoBackoff(), retries=0)  # by itself the client would wait seconds and try again
+    with Redis.from_url(url, socket_timeout=CONNECT_SECONDS, retry=once) as client:
         try:
             # The process id tells our server from another one that took the port.
             return bool(client.info("server")["process_id"] == pid)

@@ -133,9 +133,10 @@ def _resolve(
     try:
         return dict(payload.resolve(known, effect.overrides, inputs))
     except InvalidInput as refusal:
-        missing = primary and (refusal.errors or {}).pop(f"inputs.{primary.name}", None)
-        if missing:  # what the user left out is called video_id on the wire
-            (refusal.errors or {})["video_id"] = missing
+        if primary is not None and refusal.errors:
+            missing = refusal.errors.pop(f"inputs.{primary.name}", None)
+            if missing:  # what the user left out is called video_id on the wire
+                refusal.errors["video_id"] = missing
         raise
 
 

@@ -1,0 +1,67 @@
+"""The web application: all wiring on one screen."""
+
+import re
+import uuid
+
+from flask import Flask, Response, g, request
+from werkzeug.middleware.proxy_fix import ProxyFix
+
+from models import migrate
+from models.settings import BadSetting, Settings
+from tasks.backend import Backend
+from webapp import cors, openapi, problems, storage
+from webapp.api import admin, ai_jobs, auth, effects, health, uploads, videos, wallet
+from webapp.rate_limits import RateLimits
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def create_app(settings: Settings | None = None) -> Flask:
+    settings = settings or Settings.from_env()
+    if len(settings.secret_key) < 32:
+        raise BadSetting("COMFYFLEET_SECRET_KEY needs at least 32 characters.")
+    backend = Backend.open(settings)
+    migrate.require_current(backend.databases, settings)
+
+    app = Flask(__name__)
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    app.url_map.strict_slashes = False
+    app.extensions["comfyfleet"] = backend
+    app.extensions["comfyfleet.rate_limits"] = RateLimits.from_settings(settings)
+    if hops := settings.trusted_proxies:
+        app.wsgi_app = ProxyFix(  # type: ignore[method-assign]
+            app.wsgi_app, x_for=hops, x_proto=hops, x_host=hops
+        )
+
+    problems.install(app)
+    app.before_request(name_request)
+    app.after_request(finish_response)
+    cors.install(app, settings.cors_origins.split())
+    api = openapi.install(app)
+    for blueprint in (
+        auth.public,
+        auth.private,
+        effects.blueprint,
+        uploads.blueprint,
+        videos.blueprint,
+        ai_jobs.blueprint,
+        wallet.blueprint,
+        admin.blueprint,
+    ):
+        api.register_blueprint(blueprint)
+    app.register_blueprint(health.blueprint)
+    app.register_blueprint(storage.blueprint)
+    return app
+
+
+def name_request() -> None:
+    """Every request has an id, its caller's or ours, so that logs and answers meet."""
+    given = request.headers.get("X-Request-ID", "")
+    g.request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def finish_response(response: Response) -> Response:
+    response.headers["X-Request-ID"] = g.get("request_id", "")
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
+    return response

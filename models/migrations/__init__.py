@@ -1,6 +1,6 @@
 """What the two Alembic histories have in common."""
 
-from typing import Any
+from typing import Any, Literal
 
 from alembic import context
 from sqlalchemy import MetaData
@@ -21,7 +21,7 @@ def run(metadata: MetaData) -> None:
         context.run_migrations()
 
 
-def _spell_our_types(kind: str, value: Any, _: Any) -> str | bool:
+def _spell_our_types(kind: str, value: Any, _: Any) -> str | Literal[False]:
     """A migration must not depend on classes that may change later."""
     if kind == "type" and isinstance(value, UtcDateTime):
         return "sa.DateTime(timezone=True)"

@@ -30,6 +30,7 @@ def upgrade() -> None:
         sa.Column("duration_seconds", sa.Float(), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("deleted_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("purged_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("tenant_id", sa.Uuid(), nullable=False),
         sa.CheckConstraint("status IN ('pending', 'stored')", name=op.f("ck_files_status_known")),
         sa.CheckConstraint("size_bytes >= 0", name=op.f("ck_files_size_not_negative")),
@@ -41,8 +42,8 @@ def upgrade() -> None:
         "files",
         ["deleted_at"],
         unique=False,
-        postgresql_where=sa.text("deleted_at IS NOT NULL"),
-        sqlite_where=sa.text("deleted_at IS NOT NULL"),
+        postgresql_where=sa.text("deleted_at IS NOT NULL AND purged_at IS NULL"),
+        sqlite_where=sa.text("deleted_at IS NOT NULL AND purged_at IS NULL"),
     )
     op.create_index(
         "ix_files_pending",
@@ -214,10 +215,13 @@ def upgrade() -> None:
         ),
     )
     op.create_index(
-        "ix_token_transactions_wallet_id_created_at_id",
+        "ix_token_transactions_user_id_created_at_id",
         "token_transactions",
-        ["wallet_id", "created_at", "id"],
+        ["user_id", "created_at", "id"],
         unique=False,
+    )
+    op.create_index(
+        "ix_token_transactions_wallet_id", "token_transactions", ["wallet_id"], unique=False
     )
     op.create_index(
         "uq_token_transactions_job_resolved_once",

@@ -1,0 +1,31 @@
+"""`comfyfleet`: the commands people run.
+
+Exit codes: 0 all is well, 1 the command found something wrong (a schema that is not
+current, a ledger that does not add up), 2 it could not do what was asked.
+
+The commands bring their imports when they are called: a GPU worker has this program too,
+but neither Flask nor a database driver.
+"""
+
+import click
+
+from scripts import cli_database, cli_money, cli_serve
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="comfyfleet", prog_name="comfyfleet")
+def main() -> None:
+    """Run paid ComfyUI effects on fleets of GPUs.
+
+    Settings come from the environment (COMFYFLEET_...); docs/settings.md lists them.
+    """
+
+
+main.add_command(cli_database.database)
+main.add_command(cli_database.seed)
+main.add_command(cli_money.ledger)
+main.add_command(cli_money.wallet)
+main.add_command(cli_serve.serve)
+
+if __name__ == "__main__":
+    main()

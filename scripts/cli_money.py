@@ -1,0 +1,96 @@
+"""`comfyfleet ledger …` and `comfyfleet wallet …`."""
+
+import sys
+from typing import Any
+from uuid import uuid4
+
+import click
+
+from scripts.command import clear_errors, show, with_json
+
+
+@click.group()
+def ledger() -> None:
+    """The token ledger."""
+
+
+@ledger.command()
+@with_json
+@clear_errors
+def verify(as_json: bool) -> None:
+    """Prove, on the live databases, that all money adds up.
+
+    For every wallet, balance = sum of its transactions and not below zero; every job has
+    reserved its price once, and was consumed or refunded as its state says. Exit code 1 and
+    a list when anything disagrees.
+    """
+    from models import ledger_audit
+    from models.session import Databases
+    from models.settings import Settings
+
+    databases = Databases(Settings.from_env())
+    findings: list[dict[str, Any]] = []
+    counted = {"wallets": 0, "transactions": 0, "jobs": 0}
+    for pool in databases.pools:
+        with databases.pool(pool, snapshot=True) as session:
+            found = ledger_audit.disagreements(session)
+            findings += [{"pool": pool} | vars(one) for one in found]
+            for what, number in vars(ledger_audit.totals(session)).items():
+                counted[what] += number
+    databases.close()
+    checked = f"{counted['wallets']} wallets, {counted['transactions']} transactions, " + (
+        f"{counted['jobs']} jobs"
+    )
+    show(
+        as_json,
+        {"checked": counted, "disagreements": findings},
+        [f"{f['pool']} tenant {f['tenant_id']} {f['subject']}: {f['finding']}" for f in findings]
+        or [f"The ledger adds up: {checked}."],
+    )
+    sys.exit(1 if findings else 0)
+
+
+@click.group()
+def wallet() -> None:
+    """Users' tokens."""
+
+
+@wallet.command()
+@click.argument("email")
+@click.argument("amount", type=click.IntRange(min=1))
+@click.option(
+    "--transaction-id", help="The payment's id; the same id is booked once. Default: a new one."
+)
+@click.option("--note", help="Why.")
+@with_json
+@clear_errors
+def credit(
+    email: str, amount: int, transaction_id: str | None, note: str | None, as_json: bool
+) -> None:
+    """Book AMOUNT tokens into the wallet of the user with this EMAIL."""
+    from models import users
+    from models.errors import NotFound
+    from models.settings import Settings
+    from tasks import money
+    from tasks.backend import Backend
+
+    backend = Backend.open(Settings.from_env())
+    with backend.databases.central(read_only=True) as session:
+        user = users.find_by_email(session, email)
+    if user is None:
+        raise NotFound(f"Nobody is registered as {email}.")
+    entry, is_new = money.credit(
+        backend,
+        user_id=user.id,
+        amount=amount,
+        provider_transaction_id=transaction_id or f"cli:{uuid4()}",
+        note=note,
+        actor="cli",
+    )
+    backend.close()
+    done = "Booked" if is_new else "Was booked before:"
+    show(
+        as_json,
+        {"user_id": user.id, "amount": entry.amount, "transaction_id": entry.id, "new": is_new},
+        f"{done} {entry.amount} tokens for {email} ({entry.provider_transaction_id}).",
+    )

@@ -1,0 +1,35 @@
+"""`comfyfleet serve`: the web application behind gunicorn."""
+
+import os
+import sys
+
+import click
+
+from scripts.command import clear_errors
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535))
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1))
+@click.option("--threads", default=4, show_default=True, type=click.IntRange(min=1))
+@clear_errors
+def serve(host: str, port: int, workers: int, threads: int) -> None:
+    """Serve the API until stopped. Refuses to start on a schema that is not current."""
+    from models import migrate
+    from models.session import Databases
+    from models.settings import Settings
+
+    settings = Settings.from_env()
+    databases = Databases(settings)
+    migrate.require_current(databases, settings)
+    databases.close()
+    click.echo(f"Serving on http://{host}:{port} (docs at /docs). Ctrl-C stops.")
+    sys.stdout.flush()
+    arguments = [
+        "--bind", f"{host}:{port}", "--worker-class", "gthread", "--workers", str(workers),
+        "--threads", str(threads), "--graceful-timeout", "25", "--keep-alive", "75",
+        "--worker-tmp-dir", "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp",  # noqa: S108
+        "--access-logfile", "-", "--preload", "webapp.wsgi:app",
+    ]  # fmt: skip
+    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", *arguments])  # noqa: S606

@@ -1,0 +1,49 @@
+"""Who is asking. A blueprint says whom it lets in; its views never ask again."""
+
+from flask import g, request
+from flask_smorest import Blueprint
+
+from models import users
+from models.errors import Forbidden, Unauthorized
+from webapp.context import backend, principal
+from webapp.rate_limits import count_failed_sign_in, limit_request
+
+
+def let_anybody_in(blueprint: Blueprint) -> Blueprint:
+    blueprint.before_request(limit_request)
+    return blueprint
+
+
+def let_users_in(blueprint: Blueprint) -> Blueprint:
+    blueprint.before_request(sign_in)
+    blueprint.before_request(limit_request)
+    return blueprint
+
+
+def let_admins_in(blueprint: Blueprint) -> Blueprint:
+    blueprint.before_request(sign_in)
+    blueprint.before_request(_refuse_non_admins)
+    blueprint.before_request(limit_request)
+    return blueprint
+
+
+def sign_in() -> None:
+    token = bearer_token()
+    with backend().databases.central(read_only=True) as session:
+        try:
+            g.principal = users.identify(session, token)
+        except Unauthorized:
+            count_failed_sign_in()
+            raise
+
+
+def bearer_token() -> str:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Unauthorized("Send the header `Authorization: Bearer <token>`.")
+    return token.strip()
+
+
+def _refuse_non_admins() -> None:
+    if not principal().is_admin:
+        raise Forbidden("This needs an administrator.")

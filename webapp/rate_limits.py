@@ -1,0 +1,111 @@
+"""How often somebody may ask: by token, and by IP address where there is none.
+
+Counted in Redis, so that all web processes count together. When Redis is away each process
+counts for itself until it is back: a limit that is too generous for a moment is better
+than an API that stands still.
+"""
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+from flask import current_app, g, request
+from limits import RateLimitItem, parse
+from limits.storage import MemoryStorage, RedisStorage, Storage
+from limits.strategies import FixedWindowRateLimiter
+from redis.exceptions import RedisError
+
+from models.errors import RateLimited
+from models.settings import BadSetting, Settings
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 0.3
+_REST_SECONDS = 5.0  # after a failure, before Redis is asked again
+
+#: Calls that are counted apart. Everything else is "api".
+CLASSES = {
+    "auth.register": "auth",
+    "auth.login": "auth",
+    "ai-jobs.submit": "submit",
+    "uploads.announce": "upload",
+    "videos.create": "upload",
+}
+
+
+@dataclass
+class RateLimits:
+    """The counters of one process."""
+
+    limits: dict[str, RateLimitItem]
+    shared: FixedWindowRateLimiter
+    own: FixedWindowRateLimiter = field(
+        default_factory=lambda: FixedWindowRateLimiter(MemoryStorage())
+    )
+    alone_until: float = 0.0
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "RateLimits":
+        limits = {}
+        for word in settings.rate_limits.split():
+            name, _, limit = word.partition("=")
+            try:
+                limits[name] = parse(limit)
+            except ValueError:
+                raise BadSetting(f"COMFYFLEET_RATE_LIMITS: {word!r} is no limit.") from None
+        if missing := {"auth", "submit", "upload", "api"} - set(limits):
+            raise BadSetting(f"COMFYFLEET_RATE_LIMITS lacks {', '.join(sorted(missing))}.")
+        return cls(limits, FixedWindowRateLimiter(_redis_storage(settings.redis_url)))
+
+    def hit(self, kind: str, who: str) -> None:
+        limit = self.limits[kind]
+        limiter = self.own if time.monotonic() < self.alone_until else self.shared
+        try:
+            allowed = limiter.hit(limit, kind, who)
+        except RedisError as error:
+            logger.warning("Counting requests alone: Redis does not answer (%s).", error)
+            self.alone_until = time.monotonic() + _REST_SECONDS
+            limiter = self.own
+            allowed = limiter.hit(limit, kind, who)
+        if not allowed:
+            wait = self._seconds_left(limiter, limit, kind, who)
+            raise RateLimited(
+                f"At most {limit.amount} requests every {limit.get_expiry()} seconds. "
+                f"Try again in {wait} seconds.",
+                retry_after_seconds=wait,
+            )
+
+    def _seconds_left(
+        self, limiter: FixedWindowRateLimiter, limit: RateLimitItem, kind: str, who: str
+    ) -> int:
+        try:
+            reset = limiter.get_window_stats(limit, kind, who).reset_time
+        except RedisError:
+            return limit.get_expiry()
+        return max(1, int(reset - time.time()) + 1)
+
+
+def _redis_storage(redis_url: str) -> Storage:
+    return RedisStorage(
+        redis_url,
+        key_prefix="comfyfleet:limits",
+        socket_timeout=_PATIENCE_SECONDS,
+        socket_connect_timeout=_PATIENCE_SECONDS,
+    )
+
+
+def limit_request() -> None:
+    """Before a view: count this request for its token, or for its IP."""
+    who = g.get("principal")
+    kind = CLASSES.get(request.endpoint or "", "api")
+    _limits().hit(kind, str(who.token_id) if who else f"ip:{request.remote_addr}")
+
+
+def count_failed_sign_in() -> None:
+    """Guessing tokens is limited like guessing passwords."""
+    _limits().hit("auth", f"ip:{request.remote_addr}")
+
+
+def _limits() -> RateLimits:
+    limits: RateLimits = current_app.extensions["comfyfleet.rate_limits"]
+    return limits

@@ -1,0 +1,5 @@
+"""What a WSGI server imports."""
+
+from webapp import create_app
+
+app = create_app()
