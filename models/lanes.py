@@ -191,9 +191,7 @@ def _abandoned(suits: Any, providers: list[str], now: datetime) -> Any:
 
 def set_priority(session: Session, dispatch_id: UUID, *, priority: int) -> Dispatch:
     """Move a waiting dispatch to another lane, at the end of its user's turn there."""
-    dispatch = locked(session, dispatch_id)
-    if dispatch.status != DispatchStatus.QUEUED:
-        raise NotPossibleNow(f"Only a waiting job can be moved; this one is {dispatch.status}.")
+    dispatch = _waiting(session, dispatch_id)
     if dispatch.priority != priority:
         lane = (dispatch.fleet_id, dispatch.provider, priority)
         dispatch.turn = session.scalars(select(_turn_in(session, lane, dispatch.user_id))).one()
@@ -203,9 +201,16 @@ def set_priority(session: Session, dispatch_id: UUID, *, priority: int) -> Dispa
     return dispatch
 
 
+def _waiting(session: Session, dispatch_id: UUID) -> Dispatch:
+    dispatch = locked(session, dispatch_id)
+    if dispatch.status != DispatchStatus.QUEUED:
+        raise NotPossibleNow(f"Only a waiting job can be moved; this one is {dispatch.status}.")
+    return dispatch
+
+
 def to_front(session: Session, dispatch_id: UUID) -> Dispatch:
     """God mode: ahead of everything that waits now. What runs is not disturbed."""
-    dispatch = locked(session, dispatch_id)
+    dispatch = _waiting(session, dispatch_id)
     highest = session.scalar(
         select(Dispatch.priority)
         .where(

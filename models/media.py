@@ -108,6 +108,8 @@ def _understand(status: int, out: bytes, err: bytes) -> dict[str, Any]:
         raise DependencyUnavailable("Files can't be checked right now.", retry_after_seconds=60)
     if err:
         logger.info("A file was refused: %s", err.decode(errors="replace"))
+    if not out:  # a decoder left by itself
+        raise _took_too_much()
     answer: dict[str, Any] = json.loads(out)
     return answer
 

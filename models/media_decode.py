@@ -140,26 +140,33 @@ def _read_to_the_end(
     """The number of packets (frames, but for rare codecs), and how many seconds they last."""
     codec, began = stream.codec_context, time.monotonic()
     tick = stream.time_base or Fraction(1)
-    packets = decoded = 0
+    packets = sent = decoded = 0
     times: list[int] = []
     keys_only = False
     for packet in container.demux(stream):
         if packet.is_corrupt:
             raise Refused(UNREADABLE, "The video is damaged or cut off. Please upload it again.")
-        if packet.size:
-            packets += 1
-            times = _widen(times, packet.pts, packet.duration)
-            if times and (times[1] - times[0]) * tick > limits.video_max_seconds:
-                raise _too_long(limits)
-        spent = (time.monotonic() - began) / limits.seconds
+        is_key, is_end = packet.is_keyframe, not packet.size and packet.dts is None
+        if not packet.size and not is_end:
+            continue  # "show the last frame again", as screen recorders write
+        packets += not is_end
+        times = _widen(times, packet.pts, packet.duration)
+        if times and (times[1] - times[0]) * tick > limits.video_max_seconds:
+            raise _too_long(limits)
+        spent = _share_spent(began, limits)
         if spent > 1 / 4 and not keys_only:
             keys_only, codec.skip_frame = True, "NONKEY"
             codec.flush_buffers()
-        if spent < 1 / 2 and (packet.is_keyframe or not packet.size or not keys_only):
-            decoded += len(packet.decode())  # the empty packet at the end asks for the rest
+        if is_end or (is_key and not sent) or (spent < 1 / 2 and (is_key or not keys_only)):
+            sent += 1
+            decoded += len(packet.decode())  # the end gives what the decoder still holds
     if not decoded:
         raise Refused(UNREADABLE, "No frame of this video can be decoded.")
     return packets, float((times[1] - times[0]) * tick) if times else 0.0
+
+
+def _share_spent(began: float, limits: Limits) -> float:
+    return (time.monotonic() - began) / limits.seconds
 
 
 def _widen(times: list[int], pts: int | None, duration: int | None) -> list[int]:

@@ -89,9 +89,9 @@ def check_type(head: bytes, claimed: str) -> None:
         return
     names = media_structure.NAMES
     if found is None:
-        raise Refused(UNREADABLE, f"This is not a {names[claimed]} file.")
+        raise Refused(UNREADABLE, f"This file is not {names[claimed]}.")
     raise Refused(
-        UNREADABLE, f"This is a {names[found]} file ({found}), but it was announced as {claimed}."
+        UNREADABLE, f"This file is {names[found]} ({found}), but it was announced as {claimed}."
     )
 
 

@@ -29,7 +29,7 @@ _STILLS_IN_MP4 = {b"avif", b"avis", b"heic", b"heix", b"heim", b"heis", b"mif1",
 _OLD_QUICKTIME = {b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"}
 _BOX = re.compile(rb"[A-Za-z0-9\xa9 _-]{4}\Z")
 _JPEG_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])", re.DOTALL)
-_ZEROS = re.compile(rb"\0*")
+_NOT_ZERO = re.compile(rb"[^\0]")
 _ZIP_END = b"PK\x05\x06\0\0\0\0"
 _EBML_UNKNOWN = -1
 _ZIP_END_WITHIN = 22 + 65_535  # the record and its comment
@@ -116,13 +116,15 @@ def _colour_table_bytes(flags: int) -> int:
 
 def _jpeg_end(descriptor: int, size: int) -> int:
     with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as data:
-        end = 0
-        while data[end : end + 3] == b"\xff\xd8\xff":  # cameras put previews behind the picture
-            end = _one_jpeg_end(data, end)
-            end = _ZEROS.match(data, end).end()
-        if data[end + 4 : end + 8] == b"ftyp":  # the film of a motion photo
-            return _boxes_end(descriptor, size, end)
-        return size if _is_samsung_record(data, end) else end
+        end = more = 0
+        while data[more : more + 3] == b"\xff\xd8\xff":  # cameras add previews to the picture
+            end = _one_jpeg_end(data, more)
+            found = _NOT_ZERO.search(data, end)
+            more = found.start() if found else size
+        # What follows may begin with zeros that look like padding: a film's first length does.
+        if data[more + 1 : more + 5] == b"ftyp" and more - 3 >= end:
+            return _boxes_end(descriptor, size, more - 3)
+        return size if end <= _samsung_record_start(data) <= more else end
 
 
 def _one_jpeg_end(data: mmap.mmap, at: int) -> int:
@@ -136,19 +138,15 @@ def _one_jpeg_end(data: mmap.mmap, at: int) -> int:
     return len(data) + 1
 
 
-def _is_samsung_record(data: mmap.mmap, at: int) -> bool:
+def _samsung_record_start(data: mmap.mmap) -> int:
     """Blocks, a directory ("SEFH") that says how far before it each begins, "SEFT"."""
-    if at >= len(data) or data[-4:] != b"SEFT":
-        return False
     directory = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    if directory < at or data[directory : directory + 4] != b"SEFH":
-        return False
-    (count,) = struct.unpack_from("<I", data, directory + 8)
-    if not 0 < count < 1000:
-        return False
-    entries = range(directory + 16, directory + 16 + 12 * count, 12)
-    farthest: int = max(struct.unpack_from("<I", data, entry)[0] for entry in entries)
-    return directory - farthest == at
+    if data[-4:] != b"SEFT" or directory < 0 or data[directory : directory + 4] != b"SEFH":
+        return -1
+    count = int.from_bytes(data[directory + 8 : directory + 12], "little")
+    places = range(directory + 16, len(data) - 8, 12)[:count]
+    farthest = max((int.from_bytes(data[at : at + 4], "little") for at in places), default=0)
+    return directory - farthest
 
 
 def _boxes_end(descriptor: int, size: int, at: int = 0) -> int:

@@ -7,6 +7,8 @@ trace and told to the client as `internal_error`, with nothing of the inside in 
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from flask import Flask, Response, g
@@ -34,6 +36,15 @@ FRAMEWORK_CODES = {
     422: ("invalid_input", "Some of the input is not valid."),
     431: ("headers_too_large", "The headers are too large."),
     500: ("internal_error", "Something went wrong on our side."),
+}
+
+#: The field to look at, where a refusal is always about the same one.
+FIELDS = {
+    "email_taken": "email",
+    "effect_unavailable": "effect_id",
+    "idempotency_key_reused": "idempotency_key",
+    "invalid_cursor": "cursor",
+    "transaction_id_reused": "provider_transaction_id",
 }
 
 
@@ -74,13 +85,27 @@ def problem(
     return response
 
 
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """What is refused in here, by people who know of no request, is about this field of it."""
+    try:
+        yield
+    except Refusal as refusal:
+        if refusal.status == 422 and not refusal.errors:
+            refusal.errors = {field: [refusal.detail]}
+        raise
+
+
 def refused(refusal: Refusal) -> Response:
+    errors = refusal.errors
+    if not errors and (field := FIELDS.get(refusal.code)):
+        errors = {field: [refusal.detail]}
     return problem(
         status=refusal.status,
         code=refusal.code,
         title=refusal.title,
         detail=refusal.detail,
-        errors=refusal.errors,
+        errors=errors,
         **refusal.extra,
     )
 

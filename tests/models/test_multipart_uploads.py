@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from models.errors import InvalidInput, NotFound, UploadMissing, UploadSizeMismatch
-from models.object_store import Part
+from models.object_store import Part, part_sizes
 from tests.models.object_stores import Served, send, served
 
 SIZES = [5 * 1024**2, 1000]  # the smallest first part that S3 takes
@@ -89,9 +89,7 @@ def test_parts_have_to_be_listed_once_and_in_order(bench: Served, key: str, uplo
             bench.store.finish_multipart(key, upload_id, parts, size_bytes=TOTAL)
 
 
-def test_a_part_sent_again_counts_in_its_last_form(
-    bench: Served, key: str, upload_id: str
-) -> None:
+def test_a_part_sent_again_counts_in_its_last_form(bench: Served, key: str, upload_id: str) -> None:
     """rclone refuses a part it already has (501); S3 replaces it, like the local store."""
     old = send_part(bench, key, upload_id, 1, b"a")
     second = send_part(bench, key, upload_id, 2)
@@ -143,3 +141,11 @@ def test_forgotten_uploads_are_swept(bench: Served, key: str, upload_id: str) ->
     assert bench.store.sweep_unfinished(datetime.now(UTC) + timedelta(minutes=5)) == 0
     signed = bench.store.presign_part(key, upload_id, 1, size_bytes=3, seconds=60)
     assert send(signed, b"123").status_code == 404
+
+
+@pytest.mark.parametrize("size", [1, 32 * 1024**2, 32 * 1024**2 + 1, 2 * 1024**3, 5 * 1024**4])
+def test_parts_make_up_the_whole_within_the_limits_of_s3(size: int) -> None:
+    sizes = part_sizes(size)
+    assert sum(sizes) == size
+    assert len(sizes) <= 10_000
+    assert all(5 * 1024**2 <= part <= 5 * 1024**3 for part in sizes[:-1])

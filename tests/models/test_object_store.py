@@ -14,7 +14,7 @@ import pytest
 
 from models import object_paths
 from models.errors import DependencyUnavailable, MediaNotAllowed, NotFound, NotPossibleNow
-from models.object_store import open_store, part_sizes
+from models.object_store import open_store
 from models.object_store_local import LocalStore
 from models.object_store_s3 import S3Store
 from models.settings import BadSetting, Settings
@@ -234,14 +234,6 @@ def test_a_storage_url_of_another_kind_is_refused(url: str) -> None:
 def test_a_short_secret_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="COMFYFLEET_SECRET_KEY needs at least 32"):
         open_store(Settings(storage_url=f"file://{tmp_path}", secret_key="short"))
-
-
-@pytest.mark.parametrize("size", [1, 32 * 1024**2, 32 * 1024**2 + 1, 2 * 1024**3, 5 * 1024**4])
-def test_parts_make_up_the_whole_within_the_limits_of_s3(size: int) -> None:
-    sizes = part_sizes(size)
-    assert sum(sizes) == size
-    assert len(sizes) <= 10_000
-    assert all(5 * 1024**2 <= part <= 5 * 1024**3 for part in sizes[:-1])
 
 
 def test_versions_written_in_the_same_moment_have_different_etags(local: LocalStore) -> None:

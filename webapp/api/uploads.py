@@ -16,6 +16,7 @@ from models.object_store import SignedRequest, part_sizes
 from webapp.auth import let_users_in
 from webapp.context import backend, principal
 from webapp.openapi import ApiBlueprint
+from webapp.problems import about
 from webapp.shapes import Time, iso
 
 blueprint = let_users_in(
@@ -106,7 +107,8 @@ def announce(new: dict[str, Any]) -> dict[str, Any]:
 
 def _check_announced(new: dict[str, Any]) -> None:
     if new["mime_type"] not in media_structure.NAMES:
-        raise MediaNotAllowed(f"Accepted types: {', '.join(media_structure.NAMES)}.")
+        with about("mime_type"):
+            raise MediaNotAllowed(f"Accepted types: {', '.join(media_structure.NAMES)}.")
     largest = backend().settings.upload_max_bytes
     if new["size_bytes"] > largest:
         raise InvalidInput.field("size_bytes", f"Files of at most {largest} bytes are accepted.")
@@ -166,9 +168,10 @@ def complete(sent: dict[str, Any], file_id: UUID) -> File:
     """All parts are there: join them"""
     file = _own_file(file_id)
     parts = [(part["number"], part["etag"]) for part in sent["parts"]]
-    backend().store.finish_multipart(
-        file.object_key, _upload_id(file), parts, size_bytes=file.size_bytes
-    )
+    with about("parts"):
+        backend().store.finish_multipart(
+            file.object_key, _upload_id(file), parts, size_bytes=file.size_bytes
+        )
     return file
 
 

@@ -16,6 +16,7 @@ from webapp.auth import let_users_in
 from webapp.context import backend, principal
 from webapp.openapi import ApiBlueprint
 from webapp.pages import PageQuery, page, page_of
+from webapp.problems import about
 from webapp.shapes import OutputSchema, download_url, iso, output_shape
 
 blueprint = let_users_in(
@@ -87,13 +88,14 @@ def _shape(video: Video, job: Job | None, place: queue_view.Place | None) -> dic
 def create(new: dict[str, Any]) -> dict[str, Any]:
     """Make a video (or image) of an uploaded file, once it has been checked"""
     who = principal()
-    video = media_intake.make_video(
-        backend(),
-        tenant_id=who.tenant_id,
-        user_id=who.user_id,
-        file_id=new["original_file_id"],
-        title=new["title"],
-    )
+    with about("original_file_id"):
+        video = media_intake.make_video(
+            backend(),
+            tenant_id=who.tenant_id,
+            user_id=who.user_id,
+            file_id=new["original_file_id"],
+            title=new["title"],
+        )
     with backend().databases.tenant(who.tenant_id) as session:
         return shapes(session, [video])[0]
 
