@@ -58,6 +58,7 @@ ACTIVE = (JobStatus.SUBMITTING, JobStatus.QUEUED, JobStatus.PROCESSING)
 ENDED = (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
 
 _IS_ACTIVE = text("status IN ('submitting', 'queued', 'processing')")
+_HAS_VIDEO = text("video_id IS NOT NULL")
 _IS_SUBMITTING = text("status = 'submitting'")
 
 
@@ -80,7 +81,9 @@ class Job(TenantBase):
             postgresql_where=_IS_SUBMITTING,
             sqlite_where=_IS_SUBMITTING,
         ),
-        Index("ix_ai_jobs_video_id", "video_id"),
+        Index(
+            "ix_ai_jobs_video_id", "video_id", postgresql_where=_HAS_VIDEO, sqlite_where=_HAS_VIDEO
+        ),
     )
 
     id: Mapped[UUID] = new_id()

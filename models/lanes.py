@@ -10,12 +10,14 @@ given back keeps turn and seq, and is next.
 """
 
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import (
-    ColumnElement,
+    Insert,
     and_,
+    bindparam,
     func,
     literal,
     select,
@@ -52,13 +54,11 @@ def join(
     provider: str,
     priority: int = 0,
     max_attempts: int = 3,
-) -> bool:
-    """Queue a job, if it has no dispatch yet. False if it had one."""
-    lane = (fleet_id, provider, priority)
-    dialect = postgresql if _on_postgres(session) else sqlite
-    values: dict[str, Any] = {
-        "id": uuid4(),
-        "seq": _next_seq(session),
+) -> UUID | None:
+    """Queue a job, if it has no dispatch yet. None if it had one."""
+    dispatch_id = uuid4()
+    values = {
+        "id": dispatch_id,
         "tenant_id": tenant_id,
         "tenant_job_id": tenant_job_id,
         "user_id": user_id,
@@ -66,27 +66,52 @@ def join(
         "fleet_id": fleet_id,
         "provider": provider,
         "priority": priority,
-        "turn": _turn_in(session, lane, user_id),
         "max_attempts": max_attempts,
+        "now": utcnow(),
     }
-    statement = (
-        dialect.insert(Dispatch)
+    statement = join_statement(session.get_bind().dialect.name)
+    made = changed_rows(session.connection().execute(statement, values))
+    return dispatch_id if made else None
+
+
+@cache
+def join_statement(dialect: str) -> Insert:
+    """Takes what `join` gives it; hot_path.py runs the same statement with less around it."""
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    given = ("id", "tenant_id", "tenant_job_id", "user_id", "workflow_id", "fleet_id", "provider")
+    table = Dispatch.__table__
+    values: dict[str, Any] = {
+        name: bindparam(name, type_=table.c[name].type)
+        for name in (*given, "priority", "max_attempts")
+    }
+    now = bindparam("now", type_=Dispatch.created_at.type)
+    values |= {
+        "seq": _next_seq(dialect),
+        "turn": _turn_in(
+            dialect, *(values[n] for n in ("fleet_id", "provider", "priority", "user_id"))
+        ),
+        "status": literal(DispatchStatus.QUEUED),
+        "attempts": literal(0),
+        "progress": literal(0.0),
+        "created_at": now,
+        "updated_at": now,
+    }
+    return (
+        insert(Dispatch.__table__)  # type: ignore[arg-type]
         .values(values)
         .on_conflict_do_nothing(index_elements=["tenant_id", "tenant_job_id"])
     )
-    return bool(changed_rows(session.execute(statement)))
 
 
-def _next_seq(session: Session) -> ColumnElement[int]:
-    if _on_postgres(session):
+def _next_seq(dialect: str) -> Any:
+    if dialect == "postgresql":
         return dispatch_seq.next_value()
     # SQLite: the whole transaction holds the write lock, so this can't collide.
     return select(func.coalesce(func.max(Dispatch.seq), 0) + 1).scalar_subquery()
 
 
-def _turn_in(session: Session, lane: tuple[UUID, str, int], user_id: UUID) -> ColumnElement[int]:
+def _turn_in(dialect: str, fleet_id: Any, provider: Any, priority: Any, user_id: Any) -> Any:
     """The turn of a row that joins a lane now."""
-    fleet_id, provider, priority = lane
     here = and_(
         Dispatch.fleet_id == fleet_id, Dispatch.provider == provider, Dispatch.priority == priority
     )
@@ -104,7 +129,7 @@ def _turn_in(session: Session, lane: tuple[UUID, str, int], user_id: UUID) -> Co
         .where(here, Dispatch.user_id == user_id, text("status = 'queued'"))
         .scalar_subquery()
     )
-    larger = func.greatest if _on_postgres(session) else func.max
+    larger = func.greatest if dialect == "postgresql" else func.max
     return larger(func.coalesce(lowest_waiting, highest_leased, 0), func.coalesce(own_last + 1, 0))
 
 
@@ -193,8 +218,9 @@ def set_priority(session: Session, dispatch_id: UUID, *, priority: int) -> Dispa
     """Move a waiting dispatch to another lane, at the end of its user's turn there."""
     dispatch = _waiting(session, dispatch_id)
     if dispatch.priority != priority:
-        lane = (dispatch.fleet_id, dispatch.provider, priority)
-        dispatch.turn = session.scalars(select(_turn_in(session, lane, dispatch.user_id))).one()
+        lane = (dispatch.fleet_id, dispatch.provider, priority, dispatch.user_id)
+        turn = _turn_in(session.get_bind().dialect.name, *lane)
+        dispatch.turn = session.scalars(select(turn)).one()
         dispatch.priority = priority
         dispatch.updated_at = utcnow()
     session.flush()
@@ -260,7 +286,3 @@ def position(session: Session, dispatch: Dispatch) -> int | None:
     )
     rows = select(literal(1)).where(ahead).limit(POSITION_CAP).subquery()
     return session.scalars(select(func.count()).select_from(rows)).one()
-
-
-def _on_postgres(session: Session) -> bool:
-    return session.get_bind().dialect.name == "postgresql"

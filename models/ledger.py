@@ -44,6 +44,7 @@ class TransactionType(StrEnum):
 
 MAX_TOKENS = 10**12  # a credit larger than this is a typing mistake
 
+_IS_PAYMENT = text("provider_transaction_id IS NOT NULL")
 _RESOLVES = text("type IN ('JOB_CONSUME', 'JOB_REFUND')")
 
 
@@ -64,7 +65,13 @@ class Transaction(TenantBase):
     __table_args__ = (
         one_of("type", TransactionType),
         UniqueConstraint("job_id", "type"),
-        UniqueConstraint("provider_transaction_id"),
+        Index(
+            "uq_token_transactions_provider_transaction_id",
+            "provider_transaction_id",
+            unique=True,
+            postgresql_where=_IS_PAYMENT,
+            sqlite_where=_IS_PAYMENT,
+        ),
         Index(
             "uq_token_transactions_job_resolved_once",
             "job_id",
@@ -73,7 +80,6 @@ class Transaction(TenantBase):
             sqlite_where=_RESOLVES,
         ),
         Index("ix_token_transactions_user_id_created_at_id", "user_id", "created_at", "id"),
-        Index("ix_token_transactions_wallet_id", "wallet_id"),
         CheckConstraint(
             "(type = 'PAYMENT_CREDIT' AND amount > 0) OR (type = 'JOB_RESERVE' AND amount <= 0)"
             " OR (type = 'JOB_CONSUME' AND amount = 0) OR (type = 'JOB_REFUND' AND amount >= 0)",

@@ -50,7 +50,7 @@ def upgrade(database: str, url: str, *, app_url: str | None = None) -> None:
     with _locked_connection(url) as connection:
         if connection.dialect.name == "postgresql":
             _make_app_role(connection, app_url or url)
-        config = _config(database)
+        config = config_of(database)
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 
@@ -138,13 +138,13 @@ def _revision(databases: Databases, database: str) -> str | None:
 
 
 def expected(database: str) -> str:
-    head = ScriptDirectory.from_config(_config(database)).get_current_head()
+    head = ScriptDirectory.from_config(config_of(database)).get_current_head()
     if head is None:
         raise LookupError(f"{database} has no migrations.")
     return head
 
 
-def _config(database: str) -> Config:
+def config_of(database: str) -> Config:
     config = Config()
     history = "central" if database == "central" else "tenant"
     config.set_main_option("script_location", str(MIGRATIONS / history))

@@ -91,7 +91,8 @@ class LocalStore:
         self.abort_multipart(key, upload_id)
 
     def abort_multipart(self, key: str, upload_id: str) -> None:
-        shutil.rmtree(self._parts_folder(key, upload_id), ignore_errors=True)
+        with suppress(NotFound):
+            shutil.rmtree(self._parts_folder(key, upload_id), ignore_errors=True)
 
     def head(self, key: str) -> Stat | None:
         try:

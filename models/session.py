@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Engine, create_engine, event, make_url, select, text
+from sqlalchemy import Engine, Uuid, bindparam, create_engine, event, make_url, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
@@ -28,6 +28,10 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from models.base import TenantBase
 from models.errors import NotFound
 from models.settings import Settings
+
+_POOL_OF_TENANT = text("SELECT pool FROM tenants WHERE id = :tenant_id").bindparams(
+    bindparam("tenant_id", type_=Uuid())
+)
 
 APP_ROLE = "comfyfleet_app"  # owns nothing; row-level security applies to it
 EVERY_TENANT = "*"
@@ -49,6 +53,11 @@ class Databases:
     @property
     def pools(self) -> list[str]:
         return list(self._settings.pools)
+
+    @property
+    def on_postgres(self) -> bool:
+        """Whether all of them are PostgreSQL."""
+        return all(url.startswith("postgresql") for url in self._urls.values())
 
     @contextmanager
     def central(self, *, read_only: bool = False) -> Iterator[Session]:
@@ -80,17 +89,19 @@ class Databases:
             yield session
 
     def pool_of(self, tenant_id: UUID) -> str:
-        if tenant_id not in self._pool_of:
-            from models.tenants import Tenant
+        if (known := self._pool_of.get(tenant_id)) is not None:
+            return known
+        with self.central(read_only=True) as session:
+            pool = session.scalar(_POOL_OF_TENANT, {"tenant_id": tenant_id})
+        if pool is None:
+            raise NotFound("There is no such tenant.")
+        self.remember_pool(tenant_id, str(pool))
+        return str(pool)
 
-            with self.central(read_only=True) as session:
-                pool = session.scalar(select(Tenant.pool).where(Tenant.id == tenant_id))
-            if pool is None:
-                raise NotFound("There is no such tenant.")
-            if len(self._pool_of) > 100_000:  # bounded: ids are cheap to look up again
-                self._pool_of.clear()
-            self._pool_of[tenant_id] = pool
-        return self._pool_of[tenant_id]
+    def remember_pool(self, tenant_id: UUID, pool: str) -> None:
+        if len(self._pool_of) > 100_000:  # bounded: ids are cheap to look up again
+            self._pool_of.clear()
+        self._pool_of[tenant_id] = pool
 
     def engine(self, name: str) -> Engine:
         """`central`, or `pool:NAME`."""

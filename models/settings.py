@@ -63,6 +63,9 @@ class Settings:
     probe_seconds: int = setting(20, "Time a file may take to decode before it is refused.")
     probe_memory_mb: int = setting(1536, "Memory a file may take to decode before it is refused.")
 
+    catalog_seconds: int = setting(
+        2, "How long a process may go on with an effect as it read it; changes show after this."
+    )
     max_active_jobs: int = setting(5, "Active jobs a user may have at once.")
     max_attempts: int = setting(3, "Times a job is tried before it is given up.")
     lease_seconds: int = setting(180, "How long a worker holds a job without a heartbeat.")

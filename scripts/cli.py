@@ -7,13 +7,22 @@ The commands bring their imports when they are called: a GPU worker has this pro
 but neither Flask nor a database driver.
 """
 
+from importlib import metadata
+
 import click
 
 from scripts import cli_database, cli_money, cli_serve
 
 
+def version() -> str:
+    try:
+        return metadata.version("comfyfleet")
+    except metadata.PackageNotFoundError:  # run from a checkout
+        return "not installed"
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="comfyfleet", prog_name="comfyfleet")
+@click.version_option(version(), prog_name="comfyfleet")
 def main() -> None:
     """Run paid ComfyUI effects on fleets of GPUs.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scripts.command import clear_errors, show, with_json
+from scripts.command import clear_errors, open_backend, show, with_json
 
 if TYPE_CHECKING:
     from models.users import Role
@@ -83,12 +83,10 @@ def seed(
 
     Repeating it changes nothing and prints no password again.
     """
-    from models.settings import Settings
     from models.users import Role
     from tasks import catalog
-    from tasks.backend import Backend
 
-    backend = Backend.open(Settings.from_env())
+    backend = open_backend()
     seeded = catalog.seed_demo(backend)
     people = [
         _put_person(backend, demo_email, demo_password, Role.USER),

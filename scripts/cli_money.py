@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import click
 
-from scripts.command import clear_errors, show, with_json
+from scripts.command import clear_errors, open_backend, show, with_json
 
 
 @click.group()
@@ -24,11 +24,13 @@ def verify(as_json: bool) -> None:
     reserved its price once, and was consumed or refunded as its state says. Exit code 1 and
     a list when anything disagrees.
     """
-    from models import ledger_audit
+    from models import ledger_audit, migrate
     from models.session import Databases
     from models.settings import Settings
 
-    databases = Databases(Settings.from_env())
+    settings = Settings.from_env()
+    databases = Databases(settings)
+    migrate.require_current(databases, settings)
     findings: list[dict[str, Any]] = []
     counted = {"wallets": 0, "transactions": 0, "jobs": 0}
     for pool in databases.pools:
@@ -70,11 +72,9 @@ def credit(
     """Book AMOUNT tokens into the wallet of the user with this EMAIL."""
     from models import users
     from models.errors import NotFound
-    from models.settings import Settings
     from tasks import money
-    from tasks.backend import Backend
 
-    backend = Backend.open(Settings.from_env())
+    backend = open_backend()
     with backend.databases.central(read_only=True) as session:
         user = users.find_by_email(session, email)
     if user is None:

@@ -16,20 +16,16 @@ from scripts.command import clear_errors
 @clear_errors
 def serve(host: str, port: int, workers: int, threads: int) -> None:
     """Serve the API until stopped. Refuses to start on a schema that is not current."""
-    from models import migrate
-    from models.session import Databases
-    from models.settings import Settings
+    from webapp import create_app
 
-    settings = Settings.from_env()
-    databases = Databases(settings)
-    migrate.require_current(databases, settings)
-    databases.close()
+    # Here first, where what is wrong with the settings becomes one clear line.
+    create_app().extensions["comfyfleet"].close()
     click.echo(f"Serving on http://{host}:{port} (docs at /docs). Ctrl-C stops.")
     sys.stdout.flush()
     arguments = [
         "--bind", f"{host}:{port}", "--worker-class", "gthread", "--workers", str(workers),
         "--threads", str(threads), "--graceful-timeout", "25", "--keep-alive", "75",
         "--worker-tmp-dir", "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp",  # noqa: S108
-        "--access-logfile", "-", "--preload", "webapp.wsgi:app",
+        "--access-logfile", "-", "--no-control-socket", "--preload", "webapp.wsgi:app",
     ]  # fmt: skip
     os.execv(sys.executable, [sys.executable, "-m", "gunicorn", *arguments])  # noqa: S606

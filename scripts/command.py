@@ -4,9 +4,12 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from tasks.backend import Backend
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -39,6 +42,18 @@ def clear_errors(command: Command) -> Command:
         sys.exit(2)
 
     return run  # type: ignore[return-value]
+
+
+def open_backend() -> "Backend":
+    """What the environment describes, if its databases have the schema of this code."""
+    from models import migrate
+    from models.settings import Settings
+    from tasks.backend import Backend
+
+    settings = Settings.from_env()
+    backend = Backend.open(settings)
+    migrate.require_current(backend.databases, settings)
+    return backend
 
 
 def show(as_json: bool, document: Any, sentences: str | list[str]) -> None:

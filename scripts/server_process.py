@@ -108,7 +108,7 @@ def running(
 ) -> Iterator[int]:
     """Hold a server that answers; yields its port. Port 0 takes a free one."""
     for attempts_left in reversed(range(PORT_ATTEMPTS)):
-        chosen = port or _free_port()
+        chosen = port or free_port()
         process = program.start(command(chosen))
         try:
             failed = _failure_to_answer(program, process, lambda: answers(chosen, process.pid))  # noqa: B023
@@ -136,7 +136,7 @@ def _failure_to_answer(
     return program.failure(f"did not answer within {START_SECONDS:.0f} s")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

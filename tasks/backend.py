@@ -1,11 +1,30 @@
 """What a process of ours needs to work: settings, databases, object storage, the bell."""
 
+import time
 from dataclasses import dataclass
+from typing import Any
 
 from models.object_store import ObjectStore, open_store
 from models.session import Databases
 from models.settings import Settings
 from tasks.tickets import Bell
+
+
+class BriefMemory:
+    """Remembers what was read, for a few seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._known: dict[str, tuple[float, Any]] = {}
+
+    def get(self, key: str) -> Any | None:
+        until, value = self._known.get(key, (0.0, None))
+        return value if time.monotonic() < until else None
+
+    def put(self, key: str, value: Any) -> None:
+        if len(self._known) > 1000:  # bounded: it is only read again
+            self._known.clear()
+        self._known[key] = (time.monotonic() + self._seconds, value)
 
 
 @dataclass(frozen=True)
@@ -14,6 +33,7 @@ class Backend:
     databases: Databases
     store: ObjectStore
     bell: Bell
+    offers: BriefMemory  # effects as read a moment ago (submission.py)
 
     @classmethod
     def open(cls, settings: Settings) -> "Backend":
@@ -22,6 +42,7 @@ class Backend:
             databases=Databases(settings),
             store=open_store(settings),
             bell=Bell(settings.redis_url),
+            offers=BriefMemory(settings.catalog_seconds),
         )
 
     def close(self) -> None:

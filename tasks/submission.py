@@ -20,7 +20,7 @@ from uuid import UUID
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
-from models import dispatches, effects, jobs, lanes, payload, properties
+from models import dispatches, effects, hot_path, jobs, lanes, payload, properties
 from models.base import utcnow
 from models.effects import Effect
 from models.errors import EffectUnavailable, InvalidInput, NotFound, Refusal
@@ -49,10 +49,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Offer:
-    """An effect, and the fleet that would run it."""
+    """An effect, what it takes, and the fleet that would run it."""
 
     effect: Effect
     fleet: Fleet
+    properties: list[Property]
+
+    @property
+    def primary(self) -> Property | None:
+        return payload.primary_media(self.properties, self.effect.overrides)
 
 
 def submit(backend: Backend, request: Request) -> Submitted:
@@ -64,17 +69,35 @@ def submit(backend: Backend, request: Request) -> Submitted:
             ensure_dispatch(backend, job)
             return Submitted(job, is_new=False)
         raise
-    with backend.databases.tenant(request.tenant_id) as session:
-        submitted = jobs.submit(session, order, max_active=backend.settings.max_active_jobs)
+    submitted = _take_order(backend, request.tenant_id, order)
     if submitted.job.status == JobStatus.SUBMITTING:
         _dispatch(backend, submitted.job, offer.fleet)
     return submitted
 
 
+def _take_order(backend: Backend, tenant_id: UUID, order: Order) -> Submitted:
+    max_active = backend.settings.max_active_jobs
+    if backend.databases.on_postgres:
+        job = hot_path.submit(backend.databases, tenant_id, order, max_active=max_active)
+        if job is not None:
+            return Submitted(job, is_new=True)
+    with backend.databases.tenant(tenant_id) as session:
+        return jobs.submit(session, order, max_active=max_active)
+
+
 def _plan(backend: Backend, request: Request) -> tuple[Offer, Order]:
-    with backend.databases.central(read_only=True) as session:
-        offer = find_offer(session, request.effect, stage=backend.settings.stage)
-    return offer, _order(request, offer.effect)
+    offer = _current_offer(backend, request.effect)
+    return offer, _order(request, offer)
+
+
+def _current_offer(backend: Backend, effect: str) -> Offer:
+    """Effects change rarely: what was read a moment ago is good enough, see the setting."""
+    known = backend.offers.get(effect)
+    if known is None:
+        with backend.databases.central(read_only=True) as session:
+            known = find_offer(session, effect, stage=backend.settings.stage)
+        backend.offers.put(effect, known)
+    return known
 
 
 def find_offer(session: Session, effect: str, *, stage: str) -> Offer:
@@ -94,20 +117,18 @@ def find_offer(session: Session, effect: str, *, stage: str) -> Offer:
         raise EffectUnavailable(f"The effect {found.name!r} is switched off at the moment.")
     if fleet is None:
         raise EffectUnavailable(f"No machines serve the effect {found.name!r} at the moment.")
-    return Offer(found, fleet)
+    return Offer(found, fleet, properties_of(found.workflow))
 
 
-def _order(request: Request, effect: Effect) -> Order:
-    workflow = effect.workflow
-    known = properties_of(workflow)
-    primary = payload.primary_media(known, effect.overrides)
+def _order(request: Request, offer: Offer) -> Order:
+    effect, workflow, primary = offer.effect, offer.effect.workflow, offer.primary
     inputs = dict(request.inputs)
     if request.video_id is not None:
         if primary is None:
             raise InvalidInput.field("video_id", "This effect takes no image or video.")
         inputs[primary.name] = str(request.video_id)
-    values = _resolve(known, effect, inputs, primary)
-    media = {p.name: p.type for p in known if p.is_media and values.get(p.name) is not None}
+    values = _resolve(offer, inputs)
+    media = {p.name: p.type for p in offer.properties if p.is_media and values.get(p.name)}
     return Order(
         user_id=request.user_id,
         effect_id=effect.id,
@@ -127,13 +148,12 @@ def _order(request: Request, effect: Effect) -> Order:
     )
 
 
-def _resolve(
-    known: list[Property], effect: Effect, inputs: dict[str, Any], primary: Property | None
-) -> dict[str, Any]:
+def _resolve(offer: Offer, inputs: dict[str, Any]) -> dict[str, Any]:
     try:
-        return dict(payload.resolve(known, effect.overrides, inputs))
+        return dict(payload.resolve(offer.properties, offer.effect.overrides, inputs))
     except InvalidInput as refusal:
-        if primary is not None and refusal.errors:
+        primary = offer.primary
+        if primary is not None and primary.name not in inputs and refusal.errors:
             missing = refusal.errors.pop(f"inputs.{primary.name}", None)
             if missing:  # what the user left out is called video_id on the wire
                 refusal.errors["video_id"] = missing
@@ -173,26 +193,46 @@ def ensure_dispatch(backend: Backend, job: Job) -> bool:
 
 
 def _dispatch(backend: Backend, job: Job, fleet: Fleet) -> None:
-    with backend.databases.central() as session:
-        lanes.join(
-            session,
-            tenant_id=job.tenant_id,
-            tenant_job_id=job.id,
-            user_id=job.user_id,
-            workflow_id=job.workflow_id,
-            fleet_id=fleet.id,
-            provider=job.provider,
-            max_attempts=backend.settings.max_attempts,
-        )
-    with backend.databases.tenant(job.tenant_id) as session:
-        if not jobs.mark_queued(session, job.id):
+    dispatch_id = _join(backend, job, fleet)
+    if _mark_queued(backend, job):
+        job.status = JobStatus.QUEUED
+    else:
+        with backend.databases.tenant(job.tenant_id) as session:
             job.status = jobs.get(session, job.id).status
-        else:
-            job.status = JobStatus.QUEUED
     if job.status in jobs.ENDED:  # cancelled or given up while we were at it
         _withdraw(backend, job)
-    else:
-        backend.bell.ring(fleet.slug)
+    elif dispatch_id := dispatch_id or _dispatch_id(backend, job):
+        backend.bell.ring(fleet.slug, dispatch_id)
+
+
+def _dispatch_id(backend: Backend, job: Job) -> UUID | None:
+    """Of a dispatch that was there before us. Whoever made it may not have rung."""
+    with backend.databases.central(read_only=True) as session:
+        found = dispatches.find_by_job(session, job.tenant_id, job.id)
+    return found.id if found else None
+
+
+def _join(backend: Backend, job: Job, fleet: Fleet) -> UUID | None:
+    waiting: dict[str, Any] = {
+        "tenant_id": job.tenant_id,
+        "tenant_job_id": job.id,
+        "user_id": job.user_id,
+        "workflow_id": job.workflow_id,
+        "fleet_id": fleet.id,
+        "provider": job.provider,
+        "max_attempts": backend.settings.max_attempts,
+    }
+    if backend.databases.on_postgres:
+        return hot_path.join(backend.databases, **waiting)
+    with backend.databases.central() as session:
+        return lanes.join(session, **waiting)
+
+
+def _mark_queued(backend: Backend, job: Job) -> bool:
+    if backend.databases.on_postgres:
+        return hot_path.mark_queued(backend.databases, job)
+    with backend.databases.tenant(job.tenant_id) as session:
+        return jobs.mark_queued(session, job.id)
 
 
 def _withdraw(backend: Backend, job: Job) -> None:

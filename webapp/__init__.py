@@ -7,6 +7,7 @@ from flask import Flask, Response, g, request
 from werkzeug.middleware.proxy_fix import ProxyFix
 
 from models import migrate
+from models.errors import NotFound
 from models.settings import BadSetting, Settings
 from tasks.backend import Backend
 from webapp import cors, openapi, problems, storage
@@ -36,6 +37,7 @@ def create_app(settings: Settings | None = None) -> Flask:
 
     problems.install(app)
     app.before_request(name_request)
+    app.before_request(refuse_unstorable_address)
     app.after_request(finish_response)
     cors.install(app, settings.cors_origins.split())
     api = openapi.install(app)
@@ -59,6 +61,11 @@ def name_request() -> None:
     """Every request has an id, its caller's or ours, so that logs and answers meet."""
     given = request.headers.get("X-Request-ID", "")
     g.request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def refuse_unstorable_address() -> None:
+    if openapi.UNSTORABLE.search(request.path):
+        raise NotFound("Nothing is called like that.")
 
 
 def finish_response(response: Response) -> Response:

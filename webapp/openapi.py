@@ -8,9 +8,10 @@ from typing import Any
 from flask import Blueprint as PlainBlueprint
 from flask import Flask, Response, render_template, request, send_from_directory
 from flask_smorest import Api, Blueprint
-from marshmallow import Schema, fields
+from marshmallow import INCLUDE, Schema, fields, missing
 from swagger_ui_bundle import swagger_ui_path
-from webargs.flaskparser import FlaskParser
+from webargs.flaskparser import FlaskParser, abort
+from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import HTTPException
 
 from models.errors import InvalidInput
@@ -25,25 +26,55 @@ PROBLEM = "application/problem+json"
 class ProblemSchema(Schema):
     """RFC 9457. `code` is what programs should branch on; docs/errors.md lists them."""
 
-    type = fields.String(required=True)
-    title = fields.String(required=True)
-    status = fields.Integer(required=True)
-    detail = fields.String(required=True)
-    code = fields.String(required=True)
-    errors = fields.Dict(keys=fields.String(), values=fields.List(fields.String()))
-    request_id = fields.String()
+    class Meta:
+        unknown = INCLUDE  # a case may bring facts of its own
+
+    type = fields.String(
+        required=True, metadata={"example": "urn:comfyfleet:problem:insufficient_tokens"}
+    )
+    title = fields.String(
+        required=True, metadata={"example": "The wallet does not cover the price."}
+    )
+    status = fields.Integer(required=True, metadata={"example": 422})
+    detail = fields.String(
+        required=True, metadata={"example": "This costs 20 tokens; the wallet holds 7."}
+    )
+    code = fields.String(required=True, metadata={"example": "insufficient_tokens"})
+    errors = fields.Dict(
+        keys=fields.String(),
+        values=fields.List(fields.String()),
+        metadata={"description": "Sentences by field, where fields are at fault."},
+    )
+    request_id = fields.String(metadata={"description": "Tell us this when you ask for help."})
+    retry_after_seconds = fields.Integer(metadata={"description": "On 429 and 503."})
+    required_tokens = fields.Integer(metadata={"description": "On `insufficient_tokens`."})
+    balance = fields.Integer(metadata={"description": "On `insufficient_tokens`."})
 
 
 class Parser(FlaskParser):
     """JSON bodies, with text checked before anybody tries to store it."""
 
-    def load_json(self, req: Any, schema: Any) -> Any:
-        return refuse_unstorable(super().load_json(req, schema))
+    def load_json(self, req: Any, schema: Any) -> Any:  # noqa: ARG002
+        body = req.get_data()
+        if not body:
+            return missing
+        if not req.is_json:
+            abort(415)
+        try:
+            return refuse_unstorable(json.loads(body.decode(), parse_constant=_refuse_constant))
+        except (RecursionError, ValueError):  # not UTF-8, endless nesting, endless digits, ...
+            abort(400, messages={"json": ["This is not valid JSON."]})
 
     def load_querystring(self, req: Any, schema: Any) -> Any:
-        for name, value in req.args.items(multi=True):
+        """`?status=&cursor=` is how forms say nothing: an empty value counts as none."""
+        given = [(name, value) for name, value in req.args.items(multi=True) if value]
+        for name, value in given:
             refuse_unstorable(value, name)
-        return super().load_querystring(req, schema)
+        return self._makeproxy(MultiDict(given), schema)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"Python reads {name}, but JSON has no such thing.")
 
 
 def refuse_unstorable(value: Any, path: str = "body") -> Any:
@@ -71,6 +102,9 @@ class ProblemApi(Api):  # type: ignore[misc]
 
     def handle_http_exception(self, error: HTTPException) -> Response:
         return problems.http_error(error)
+
+    def _register_pagination_header(self) -> None:
+        """None: we page by cursor, not by flask-smorest's page numbers."""
 
     def _register_responses(self) -> None:
         answer = {"content": {PROBLEM: {"schema": ProblemSchema}}}
@@ -133,4 +167,5 @@ def _ui_options() -> dict[str, Any]:
         "deepLinking": True,
         "persistAuthorization": True,
         "displayRequestDuration": True,
+        "validatorUrl": None,  # otherwise it shows our document to a server of swagger.io
     }

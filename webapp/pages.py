@@ -5,11 +5,10 @@ It holds nothing secret and grants nothing: the query it continues is filtered a
 """
 
 import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -70,10 +69,10 @@ def _read(cursor: str, scope: str) -> tuple[datetime, UUID]:
     try:
         padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
         time, identity, mark = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
-        place = datetime.fromisoformat(time), UUID(identity)
-    except (ValueError, TypeError, AttributeError, binascii.Error, RecursionError):
+        place = datetime.fromisoformat(time).astimezone(UTC), UUID(identity)
+    except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
         raise InvalidCursor("Start again without a cursor.") from None
-    if mark != _mark(scope) or place[0].tzinfo is None:
+    if mark != _mark(scope):
         raise InvalidCursor("It belongs to another list or filter. Start again without it.")
     return place
 

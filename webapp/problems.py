@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg2
 from flask import Flask, Response, g
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 from werkzeug.exceptions import HTTPException
 
@@ -47,12 +48,20 @@ FIELDS = {
     "transaction_id_reused": "provider_transaction_id",
 }
 
+#: SQLAlchemy's, and the driver's own, which the hot path talks to directly.
+DATABASE_AWAY = (
+    OperationalError,
+    InterfaceError,
+    PoolExhausted,
+    psycopg2.OperationalError,
+    psycopg2.InterfaceError,
+)
+
 
 def install(app: Flask) -> None:
     app.register_error_handler(Refusal, refused)
-    app.register_error_handler(OperationalError, database_away)
-    app.register_error_handler(InterfaceError, database_away)
-    app.register_error_handler(PoolExhausted, database_away)
+    for away in DATABASE_AWAY:
+        app.register_error_handler(away, database_away)
     app.register_error_handler(Exception, unexpected)
 
 
@@ -140,7 +149,7 @@ def _first_sentence(errors: dict[str, list[str]]) -> str:
     return next((f"{field}: {said[0]}" for field, said in errors.items() if said), "")
 
 
-def database_away(error: DBAPIError) -> Response:
+def database_away(error: Exception) -> Response:
     logger.error("A database does not answer: %s", error)
     return refused(
         DependencyUnavailable(

@@ -46,7 +46,6 @@ def send_object(key: str) -> Response:
         mimetype=stat.mime_type,
         direct_passthrough=True,
     )
-    response.call_on_close(file.close)
     response.content_length = stat.size_bytes
     response.set_etag(stat.etag)
     response.headers["Content-Disposition"] = object_paths.content_disposition(key, grant.filename)
@@ -55,7 +54,7 @@ def send_object(key: str) -> Response:
         response.make_conditional(request, accept_ranges=True, complete_length=stat.size_bytes)
     except RequestedRangeNotSatisfiable:
         file.close()
-        return Response(status=416, headers={"Content-Range": f"bytes */{stat.size_bytes}"})
+        raise
     return response
 
 

@@ -123,6 +123,7 @@ def test_an_upload_belongs_to_its_key(bench: Served, key: str, upload_id: str) -
         bench.store.finish_multipart(other, upload_id, [(1, "any")], size_bytes=3)
     with pytest.raises(NotFound):
         bench.store.finish_multipart(key, "../../etc", [(1, "any")], size_bytes=3)
+    bench.store.abort_multipart(key, "../../etc")
 
 
 def test_the_address_of_a_part_is_for_that_part(bench: Served, key: str, upload_id: str) -> None:

@@ -3,7 +3,6 @@
 import json
 import math
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from models.errors import EffectUnavailable, InvalidInput
 from models.payload import check_overrides, primary_media, public_inputs, resolve
 from models.properties import Property, parse_properties
 
-FILE_ID = str(uuid4())
+FILE_ID = "0c6a3c1e-9f8e-4b57-8f0b-0a4c6b8f3a11"
 
 
 def one(**definition: Any) -> Property:

@@ -24,6 +24,8 @@ from tests.models.media_files import picture
 
 Json: TypeAlias = dict[str, Any]
 
+#: The id of nothing at all. The same in every run, because tests are named by it.
+NOBODY = "00000000-0000-4000-8000-000000000000"
 PNG = picture("PNG", (8, 6))
 
 

@@ -6,14 +6,17 @@ share the tables without meeting. `plain_*` is for what no database has a say in
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from redis import Redis
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 from models.settings import Settings
 from tasks import catalog
@@ -50,6 +53,23 @@ def running(settings: Settings) -> Iterator[Flask]:
     app = create_app(settings)
     yield app
     app.extensions["comfyfleet"].close()
+
+
+@contextmanager
+def served(app: Flask, port: int = 0) -> Iterator[str]:
+    """The application behind a real HTTP server; yields its address."""
+    server = make_server("127.0.0.1", port, app, threaded=True, request_handler=QuietHandler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class QuietHandler(WSGIRequestHandler):
+    def log(self, *_: Any) -> None:
+        """Thousands of lines that nobody reads."""
 
 
 @pytest.fixture(scope="module", params=["postgres", "sqlite"])
@@ -119,8 +139,6 @@ def plain_app_with(plain_app: Flask) -> Iterator[AppWith]:
     made: list[Flask] = []
 
     def make(**changed: Any) -> Flask:
-        from dataclasses import replace
-
         settings = replace(plain_app.extensions["comfyfleet"].settings, **changed)
         made.append(create_app(settings))
         return made[-1]

@@ -1,13 +1,14 @@
 """From announcing a file to trusting it, over the real local store."""
 
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
 from models.files import File
 from tests.models.media_files import film, picture
 from tests.webapp.calls import (
+    NOBODY,
     PNG,
     Caller,
     MakeCaller,
@@ -60,7 +61,7 @@ def test_announcing_a_file_tells_where_to_put_it(caller: MakeCaller) -> None:
         ("size_bytes", "many", "invalid_input"),
         ("size_bytes", 2 * 1024**3 + 1, "invalid_input"),
         ("size_bytes", 2**63, "invalid_input"),
-        ("tenant_id", str(uuid4()), "invalid_input"),
+        ("tenant_id", NOBODY, "invalid_input"),
         ("mime_type", "text/html", "media_not_allowed"),
         ("mime_type", "image/svg+xml", "media_not_allowed"),
         ("mime_type", "application/octet-stream", "media_not_allowed"),
@@ -175,7 +176,7 @@ def test_what_was_accepted_stays_although_the_address_still_works(caller: MakeCa
 def test_a_video_of_an_unknown_file_is_not_found(caller: MakeCaller) -> None:
     ada = caller()
     with nothing_written(ada.backend):
-        refused(make_video(ada, str(uuid4())), 404, "not_found")
+        refused(make_video(ada, NOBODY), 404, "not_found")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from flask import request
+from flask import jsonify, request
 from marshmallow import Schema, fields, validate
 from sqlalchemy import select
 
@@ -13,7 +13,7 @@ from models.jobs import Job, JobStatus
 from tasks import outcomes, queue_view, submission
 from webapp.auth import let_users_in
 from webapp.context import backend, principal
-from webapp.openapi import ApiBlueprint
+from webapp.openapi import ApiBlueprint, refuse_unstorable
 from webapp.pages import PageQuery, page, page_of
 from webapp.shapes import OutputSchema, iso, output_shape
 
@@ -102,7 +102,7 @@ def shapes(found: list[Job]) -> list[dict[str, Any]]:
 
 
 @blueprint.post("")
-@blueprint.arguments(NewJobSchema)
+@blueprint.arguments(NewJobSchema())
 @blueprint.response(201, JobSchema, description="Ordered and paid for.")
 @blueprint.alt_response(200, schema=JobSchema, description="The job this key ordered before.")
 @blueprint.alt_response(404, "NOT_FOUND")
@@ -125,7 +125,7 @@ def submit(new: dict[str, Any]) -> Any:
         ),
     )
     if submitted.is_new:
-        return shape(submitted.job), 201
+        return jsonify(shape(submitted.job)), 201
     return shapes([submitted.job])[0], 200
 
 
@@ -138,6 +138,7 @@ def _idempotency_key(in_body: str | None) -> str:
         raise InvalidInput.field(
             "idempotency_key", "Send a key of 1 to 200 characters, new for each new order."
         )
+    refuse_unstorable(key, "idempotency_key")
     return key
 
 

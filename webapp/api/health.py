@@ -7,6 +7,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
+from models.errors import DependencyUnavailable
 from webapp.context import backend
 
 blueprint = Blueprint("health", __name__)
@@ -25,8 +26,11 @@ def readyz() -> ResponseReturnValue:
     checks = {name: _database_answers(name) for name in names}
     ready = all(checks.values())
     checks["redis"] = _redis_answers()
-    status = "ready" if ready else "not_ready"
-    return jsonify(status=status, checks=checks), 200 if ready else 503
+    if not ready:
+        raise DependencyUnavailable(
+            "A database does not answer.", checks=checks, retry_after_seconds=2
+        )
+    return jsonify(status="ready", checks=checks)
 
 
 def _database_answers(name: str) -> bool:

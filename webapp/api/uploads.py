@@ -29,7 +29,9 @@ class NewUploadSchema(Schema):
         required=True, validate=validate.Length(1, 255), metadata={"example": "cat.png"}
     )
     mime_type = fields.String(
-        required=True, validate=validate.Length(1, 100), metadata={"example": "image/png"}
+        required=True,
+        validate=validate.Length(1, 100),
+        metadata={"example": "image/png", "enum": [*media_structure.NAMES]},
     )
     size_bytes = fields.Integer(
         required=True,
@@ -73,8 +75,14 @@ class UploadSchema(Schema):
 
 
 class SentPartSchema(Schema):
-    number = fields.Integer(required=True, strict=True, validate=validate.Range(1, 10_000))
-    etag = fields.String(required=True, validate=validate.Length(1, 200))
+    number = fields.Integer(
+        required=True, strict=True, validate=validate.Range(1, 10_000), metadata={"example": 1}
+    )
+    etag = fields.String(
+        required=True,
+        validate=validate.Length(1, 200),
+        metadata={"example": '"9bb58f26192e4ba00f01e2e7b136bbd8"'},
+    )
 
 
 class SentPartsSchema(Schema):
@@ -107,8 +115,8 @@ def announce(new: dict[str, Any]) -> dict[str, Any]:
 
 def _check_announced(new: dict[str, Any]) -> None:
     if new["mime_type"] not in media_structure.NAMES:
-        with about("mime_type"):
-            raise MediaNotAllowed(f"Accepted types: {', '.join(media_structure.NAMES)}.")
+        accepted = f"Accepted types: {', '.join(media_structure.NAMES)}."
+        raise MediaNotAllowed(accepted, errors={"mime_type": [accepted]})
     largest = backend().settings.upload_max_bytes
     if new["size_bytes"] > largest:
         raise InvalidInput.field("size_bytes", f"Files of at most {largest} bytes are accepted.")

@@ -160,7 +160,14 @@ def upgrade() -> None:
     op.create_index(
         "ix_ai_jobs_user_id_created_at_id", "ai_jobs", ["user_id", "created_at", "id"], unique=False
     )
-    op.create_index("ix_ai_jobs_video_id", "ai_jobs", ["video_id"], unique=False)
+    op.create_index(
+        "ix_ai_jobs_video_id",
+        "ai_jobs",
+        ["video_id"],
+        unique=False,
+        postgresql_where=sa.text("video_id IS NOT NULL"),
+        sqlite_where=sa.text("video_id IS NOT NULL"),
+    )
     op.create_table(
         "ai_job_outputs",
         sa.Column("job_id", sa.Uuid(), nullable=False),
@@ -210,9 +217,6 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_token_transactions")),
         sa.UniqueConstraint("job_id", "type", name=op.f("uq_token_transactions_job_id_type")),
-        sa.UniqueConstraint(
-            "provider_transaction_id", name=op.f("uq_token_transactions_provider_transaction_id")
-        ),
     )
     op.create_index(
         "ix_token_transactions_user_id_created_at_id",
@@ -221,7 +225,12 @@ def upgrade() -> None:
         unique=False,
     )
     op.create_index(
-        "ix_token_transactions_wallet_id", "token_transactions", ["wallet_id"], unique=False
+        "uq_token_transactions_provider_transaction_id",
+        "token_transactions",
+        ["provider_transaction_id"],
+        unique=True,
+        postgresql_where=sa.text("provider_transaction_id IS NOT NULL"),
+        sqlite_where=sa.text("provider_transaction_id IS NOT NULL"),
     )
     op.create_index(
         "uq_token_transactions_job_resolved_once",

@@ -1,0 +1,74 @@
+"""Statements that PostgreSQL plans once per connection, and not at every call.
+
+For the hot path only: a plan costs more there than running it. Not for connections behind
+a pooler that hands one connection to many clients in turn (docs/operations.md).
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine
+
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+
+
+class Prepared:
+    """SQL with %(named)s parameters. `types` names the PostgreSQL type of each."""
+
+    def __init__(self, name: str, sql: str, types: Mapping[str, str]) -> None:
+        self.name = name
+        numbers = {parameter: f"${number}" for number, parameter in enumerate(types, start=1)}
+        body = _PARAMETER.sub(lambda found: numbers[found[1]], sql)
+        declared = f"({', '.join(types.values())})" if types else ""
+        given = f"({', '.join(f'%({parameter})s' for parameter in types)})" if types else ""
+        self.prepare = f"PREPARE {name} {declared} AS {body}"
+        self.execute = f"EXECUTE {name} {given};"
+
+
+NAME_TENANT = Prepared(
+    "name_tenant",
+    "SELECT set_config('app.tenant_id', %(app_tenant)s, true)",
+    {"app_tenant": "text"},
+)
+
+# For what may be lost in a crash of the server, because somebody would do it again.
+NEED_NOT_LAST = Prepared(
+    "need_not_last", "SELECT set_config('synchronous_commit', 'off', true)", {}
+)
+
+
+def round_trip(engine: Engine, *statements: Prepared, values: Mapping[str, Any]) -> Any | None:
+    """Run them together: one round trip, one transaction. The first row of the last.
+
+    In autocommit, PostgreSQL runs what arrives together as one transaction.
+    """
+    connection = engine.raw_connection()
+    driver: Any = connection.driver_connection
+    try:
+        driver.autocommit = True
+        cursor = driver.cursor()
+        _prepare(cursor, connection.info.setdefault("prepared", set()), statements)
+        cursor.execute("".join(statement.execute for statement in statements), _spelled(values))
+        row = cursor.fetchone() if cursor.description else None
+        cursor.close()
+        driver.autocommit = False
+    except BaseException as error:
+        connection.invalidate(error)  # nobody shall find it in a state of ours
+        raise
+    finally:
+        connection.close()
+    return row
+
+
+def _prepare(cursor: Any, known: set[str], statements: Iterable[Prepared]) -> None:
+    for statement in statements:
+        if statement.name not in known:
+            cursor.execute(statement.prepare)
+            known.add(statement.name)
+
+
+def _spelled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The driver does not know UUIDs by itself."""
+    return {name: str(v) if isinstance(v, UUID) else v for name, v in values.items()}

@@ -1,0 +1,105 @@
+"""What benches stand on: servers of their own, a migrated backend, gunicorn processes."""
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+from sqlalchemy import make_url
+
+from models import migrate
+from models.settings import Settings
+from scripts import servers
+from scripts.server_process import free_port
+from tasks.backend import Backend
+
+UNLIMITED = " ".join(f"{kind}=100000000/minute" for kind in ("auth", "submit", "upload", "api"))
+
+
+@dataclass(frozen=True)
+class Bed:
+    folder: Path
+    settings: Settings
+    backend: Backend
+
+    def environment(self) -> dict[str, str]:
+        given = {
+            f"COMFYFLEET_{name.upper()}": str(value) for name, value in vars(self.settings).items()
+        }
+        return os.environ | given
+
+    @contextmanager
+    def gunicorn(self, app: str, *, workers: int = 2, threads: int = 4) -> Iterator[int]:
+        """An application behind the server we recommend; yields its port."""
+        port = free_port()
+        arguments = f"--bind 127.0.0.1:{port} --workers {workers} --threads {threads}".split()
+        log = (self.folder / f"gunicorn-{port}.log").open("wb")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gunicorn", "--worker-class", "gthread", "--keep-alive", "75",
+             "--no-control-socket", "--preload", *arguments, app],
+            env=self.environment(), stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            _wait_for(port, process, Path(log.name))
+            yield port
+        finally:
+            process.terminate()
+            process.wait(20)
+            log.close()
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(200):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1)
+            return
+        except OSError:
+            if process.poll() is not None:
+                break
+            time.sleep(0.1)
+    raise RuntimeError(f"The server did not start:\n{log.read_text()[-2000:]}")
+
+
+@contextmanager
+def bed(**settings: Any) -> Iterator[Bed]:
+    """PostgreSQL as in production (fsync on), Redis, local storage; removed afterwards."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="comfyfleet-bench-")))
+        admin = stack.enter_context(servers.postgres(folder / "postgres", durable=True))
+        redis_url = stack.enter_context(servers.redis(folder / "redis"))
+        made = replace(
+            Settings(
+                central_url=_database(admin, "central"),
+                pool_urls=f"main={_database(admin, 'pool')}",
+                redis_url=redis_url,
+                storage_url=f"file://{folder}/objects",
+                secret_key=secrets.token_hex(),
+                rate_limits=UNLIMITED,
+            ),
+            **settings,
+        )
+        list(migrate.upgrade_all(made))
+        backend = Backend.open(made)
+        stack.callback(backend.close)
+        yield Bed(folder, made, backend)
+
+
+def _database(admin: str, name: str) -> str:
+    url = make_url(admin)
+    connection = psycopg2.connect(
+        host=url.host, port=url.port, user=url.username, password=url.password, dbname=url.database
+    )
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        cursor.execute(f'CREATE DATABASE "{name}"')
+    connection.close()
+    return url.set(database=name).render_as_string(hide_password=False)
