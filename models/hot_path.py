@@ -20,7 +20,7 @@ from sqlalchemy.dialects.postgresql import psycopg2
 from models import lanes
 from models.base import utcnow
 from models.jobs import Job, JobStatus, Order
-from models.prepared import NAME_TENANT, NEED_NOT_LAST, Prepared, round_trip
+from models.prepared import NAME_TENANT, Prepared, round_trip
 from models.session import Databases
 from models.users import Principal, token_hash
 
@@ -101,15 +101,6 @@ SUBMIT = Prepared(
     },
 )
 
-MARK_QUEUED = Prepared(
-    "mark_queued",
-    """
-    UPDATE ai_jobs SET status = 'queued'
-    WHERE id = %(job_id)s AND status = 'submitting' RETURNING id
-    """,
-    {"job_id": "uuid"},
-)
-
 
 def identify(databases: Databases, token: str) -> Principal | None:
     values = {"hash": token_hash(token)}
@@ -179,10 +170,3 @@ def _join_statement() -> tuple[Prepared, dict[str, Any]]:
     types = {name: bind.type.compile(dialect=dialect) for bind, name in binds}
     sql = f"{compiled} RETURNING id"
     return Prepared("join_lane", sql, types), dict(compiled.params)
-
-
-def mark_queued(databases: Databases, job: Job) -> bool:
-    """Its commit is not waited for: if it is lost, the reconciler does it again."""
-    pool = databases.engine(f"pool:{databases.pool_of(job.tenant_id)}")
-    values = {"app_tenant": job.tenant_id, "job_id": job.id}
-    return round_trip(pool, NAME_TENANT, NEED_NOT_LAST, MARK_QUEUED, values=values) is not None

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 
 from models import files, ledger, videos
-from models.base import TenantBase, changed_rows, new_id, one_of, utcnow
+from models.base import TenantBase, new_id, one_of, utcnow
 from models.effects import Provider
 from models.errors import (
     AlreadyRefunded,
@@ -229,14 +229,16 @@ def get(session: Session, job_id: UUID, *, user_id: UUID | None = None) -> Job:
     return job
 
 
-def mark_queued(session: Session, job_id: UUID) -> bool:
-    """Its dispatch exists. False if the job has moved on already."""
-    moved = session.execute(
+def mark_queued(session: Session, job_ids: list[UUID]) -> set[UUID]:
+    """Their dispatches exist. Returns those that were still `submitting`."""
+    marked = session.scalars(
         update(Job)
-        .where(Job.id == job_id, Job.status == JobStatus.SUBMITTING)
+        .where(Job.id.in_(job_ids), Job.status == JobStatus.SUBMITTING)
         .values(status=JobStatus.QUEUED)
+        .returning(Job.id)
+        .execution_options(synchronize_session=False)
     )
-    return bool(changed_rows(moved))
+    return set(marked)
 
 
 def start(session: Session, job_id: UUID, *, now: datetime | None = None) -> Job:

@@ -33,11 +33,6 @@ NAME_TENANT = Prepared(
     {"app_tenant": "text"},
 )
 
-# For what may be lost in a crash of the server, because somebody would do it again.
-NEED_NOT_LAST = Prepared(
-    "need_not_last", "SELECT set_config('synchronous_commit', 'off', true)", {}
-)
-
 
 def round_trip(engine: Engine, *statements: Prepared, values: Mapping[str, Any]) -> Any | None:
     """Run them together: one round trip, one transaction. The first row of the last.

@@ -22,8 +22,6 @@ from scripts import servers
 from scripts.server_process import free_port
 from tasks.backend import Backend
 
-UNLIMITED = " ".join(f"{kind}=100000000/minute" for kind in ("auth", "submit", "upload", "api"))
-
 
 @dataclass(frozen=True)
 class Bed:
@@ -83,7 +81,6 @@ def bed(**settings: Any) -> Iterator[Bed]:
                 redis_url=redis_url,
                 storage_url=f"file://{folder}/objects",
                 secret_key=secrets.token_hex(),
-                rate_limits=UNLIMITED,
             ),
             **settings,
         )

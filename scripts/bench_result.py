@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ class Result:
             "samples": self.samples,
         }
         path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def progress(sentence: str) -> None:
+    """Benches take minutes: say where one is."""
+    print(f"  {sentence} ...", file=sys.stderr, flush=True)
 
 
 def _number(value: float) -> str:

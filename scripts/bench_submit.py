@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from models import ledger, users
 from scripts import load
 from scripts.bench_bed import Bed, bed
-from scripts.bench_result import Result
+from scripts.bench_result import Result, progress
 from tasks import catalog
 
 USERS = 500
@@ -21,6 +21,7 @@ ROUNDS = 5
 def run() -> Result:
     with bed(max_active_jobs=10**9) as made:
         catalog.seed_demo(made.backend)
+        progress(f"{USERS} users")
         tokens = _users(made)
         with (
             made.gunicorn("webapp.wsgi:app") as ours,
@@ -34,7 +35,8 @@ def _compare(ours: int, bare: int, tokens: list[str]) -> Result:
     rounds: list[dict[str, float]] = []
     for port in (ours, bare):
         load.drive(port, _orders(tokens), connections=CONNECTIONS, seconds=2)
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
+        progress(f"round {number + 1} of {ROUNDS}")
         measured = {
             name: load.drive(port, _orders(tokens), connections=CONNECTIONS, seconds=SECONDS)
             for name, port in (("ours", ours), ("bare", bare))

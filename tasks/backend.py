@@ -7,6 +7,7 @@ from typing import Any
 from models.object_store import ObjectStore, open_store
 from models.session import Databases
 from models.settings import Settings
+from tasks.later import Later
 from tasks.tickets import Bell
 
 
@@ -27,24 +28,28 @@ class BriefMemory:
         self._known[key] = (time.monotonic() + self._seconds, value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Backend:
     settings: Settings
     databases: Databases
     store: ObjectStore
+    later: Later
     bell: Bell
     offers: BriefMemory  # effects as read a moment ago (submission.py)
 
     @classmethod
     def open(cls, settings: Settings) -> "Backend":
+        later = Later()
         return cls(
             settings=settings,
             databases=Databases(settings),
             store=open_store(settings),
-            bell=Bell(settings.redis_url),
+            later=later,
+            bell=Bell(settings.redis_url, later),
             offers=BriefMemory(settings.catalog_seconds),
         )
 
     def close(self) -> None:
+        self.later.close()
         self.databases.close()
         self.bell.close()

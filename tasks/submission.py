@@ -1,9 +1,9 @@
-"""Ordering a job: three short transactions and a ticket.
+r"""Ordering a job: two short transactions, and what can wait.
 
     1. tenant pool   the job, `submitting`, and the hold on its price
-    2. central       its dispatch, if there is none yet
-    3. tenant pool   the job is `queued`
-    4. Redis         a ticket for the fleet
+    2. central       its dispatch, if there is none yet; now the answer can be given
+    3. Redis         a ticket for the fleet          \ a moment later, many at once
+    4. tenant pool   the job is noted as `queued`    /  (tasks/later.py)
 
 Money first. Each step can be repeated by whoever comes next: the same request again, or
 the reconciler. A crash after step 1 leaves a job that `ensure_dispatch` carries on with.
@@ -21,7 +21,6 @@ from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from models import dispatches, effects, hot_path, jobs, lanes, payload, properties
-from models.base import utcnow
 from models.effects import Effect
 from models.errors import EffectUnavailable, InvalidInput, NotFound, Refusal
 from models.fleets import Fleet, WorkflowFleet
@@ -72,6 +71,7 @@ def submit(backend: Backend, request: Request) -> Submitted:
     submitted = _take_order(backend, request.tenant_id, order)
     if submitted.job.status == JobStatus.SUBMITTING:
         _dispatch(backend, submitted.job, offer.fleet)
+        _mark_queued_later(backend, submitted.job)
     return submitted
 
 
@@ -189,20 +189,15 @@ def ensure_dispatch(backend: Backend, job: Job) -> bool:
         except Refusal:
             return dispatches.find_by_job(session, job.tenant_id, job.id) is not None
     _dispatch(backend, job, fleet)
+    _mark_queued([(backend, job)])
     return True
 
 
 def _dispatch(backend: Backend, job: Job, fleet: Fleet) -> None:
-    dispatch_id = _join(backend, job, fleet)
-    if _mark_queued(backend, job):
-        job.status = JobStatus.QUEUED
-    else:
-        with backend.databases.tenant(job.tenant_id) as session:
-            job.status = jobs.get(session, job.id).status
-    if job.status in jobs.ENDED:  # cancelled or given up while we were at it
-        _withdraw(backend, job)
-    elif dispatch_id := dispatch_id or _dispatch_id(backend, job):
+    dispatch_id = _join(backend, job, fleet) or _dispatch_id(backend, job)
+    if dispatch_id is not None:
         backend.bell.ring(fleet.slug, dispatch_id)
+    job.status = JobStatus.QUEUED  # its dispatch exists: that is what the word means
 
 
 def _dispatch_id(backend: Backend, job: Job) -> UUID | None:
@@ -228,14 +223,32 @@ def _join(backend: Backend, job: Job, fleet: Fleet) -> UUID | None:
         return lanes.join(session, **waiting)
 
 
-def _mark_queued(backend: Backend, job: Job) -> bool:
+def _mark_queued_later(backend: Backend, job: Job) -> None:
     if backend.databases.on_postgres:
-        return hot_path.mark_queued(backend.databases, job)
+        backend.later.add(_mark_queued, (backend, job))
+    else:  # SQLite has one writer at a time: a second thread would only wait
+        _mark_queued([(backend, job)])
+
+
+def _mark_queued(dispatched: list[tuple[Backend, Job]]) -> None:
+    """Note in the pools that these jobs have a dispatch. If that is lost, it is done again."""
+    by_pool: dict[tuple[Backend, str], list[Job]] = {}
+    for backend, job in dispatched:
+        pool = backend.databases.pool_of(job.tenant_id)
+        by_pool.setdefault((backend, pool), []).append(job)
+    for (backend, pool), batch in by_pool.items():
+        with backend.databases.pool(pool) as session:
+            marked = jobs.mark_queued(session, [job.id for job in batch])
+        for job in batch:
+            if job.id not in marked:
+                _withdraw_if_ended(backend, job)
+
+
+def _withdraw_if_ended(backend: Backend, job: Job) -> None:
+    """It may have been cancelled, or given up, before its dispatch was made."""
     with backend.databases.tenant(job.tenant_id) as session:
-        return jobs.mark_queued(session, job.id)
-
-
-def _withdraw(backend: Backend, job: Job) -> None:
-    with backend.databases.central() as session:
-        if dispatch := dispatches.find_by_job(session, job.tenant_id, job.id):
-            dispatches.cancel(session, dispatch.id, now=utcnow())
+        ended = jobs.get(session, job.id)
+    if not ended.is_active:
+        with backend.databases.central() as session:
+            if dispatch := dispatches.find_by_job(session, job.tenant_id, job.id):
+                dispatches.cancel(session, dispatch.id)

@@ -7,9 +7,12 @@ the end the reconciler alone brings every job to an end, resolved once.
 
 import shutil
 import tempfile
+import threading
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from hypothesis import HealthCheck, settings
@@ -46,7 +49,8 @@ class CrashPoint:
         self.transactions_left: int | None = None
 
     def __call__(self, *_: object) -> None:
-        if self.transactions_left is not None:
+        in_a_request = threading.current_thread() is threading.main_thread()
+        if self.transactions_left is not None and in_a_request:
             if self.transactions_left == 0:
                 self.transactions_left = None
                 raise Crash
@@ -67,6 +71,12 @@ class MoneyMachine(RuleBasedStateMachine):
         self.crash = CrashPoint()
         for name in ("central", "pool:main"):
             event.listen(self.backend.databases.engine(name), "begin", self.crash)
+            event.listen(self.backend.databases.engine(name), "checkout", self.crash_raw)
+
+    def crash_raw(self, connection: Any, *_: object) -> None:
+        """The hot path takes connections without a session: it crashes when it takes one."""
+        if self.backend.databases.on_postgres and "hot_path" in str(traceback.extract_stack()):
+            self.crash(connection)
 
     def step(self, crash: int | None, action: Callable[[], object]) -> None:
         """Do it; refusals are fine, and so is dying in the middle."""

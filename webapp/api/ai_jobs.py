@@ -76,12 +76,15 @@ class JobQuery(PageQuery):
 def shape(job: Job, waiting: queue_view.Place | None = None) -> dict[str, Any]:
     error = {"code": job.error_code, "message": job.error_message} if job.error_code else None
     place = waiting or queue_view.NOWHERE
+    status = job.status
+    if status == JobStatus.SUBMITTING and waiting is not None:
+        status = JobStatus.QUEUED  # its dispatch is there; only the note of it is under way
     return {
         "id": job.id,
         "effect_id": job.effect_id,
         "effect": job.effect_slug,
         "video_id": job.video_id,
-        "status": job.status,
+        "status": status,
         "progress": 1.0 if job.status == JobStatus.COMPLETED else place.progress,
         "queue_position": place.position,
         "eta_seconds": place.eta_seconds,

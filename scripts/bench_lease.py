@@ -1,0 +1,192 @@
+"""What a lease costs with 100, 10 000 and 1 000 000 jobs waiting, beside 5 000 000 finished.
+
+The time is that of the lease's statement, as the client sees it; between two leases the job
+is completed and another one queued, so the queue keeps its length.
+"""
+
+import itertools
+import multiprocessing
+import statistics
+import time
+from uuid import UUID
+
+from sqlalchemy import event, text
+
+from models import dispatches, fleets, lanes, tenants, workflows
+from models.dispatches import Dispatch
+from models.session import Databases, make_engine
+from models.settings import Settings
+from models.workflows import Recipe
+from scripts.bench_bed import Bed, bed
+from scripts.bench_result import Result, progress
+
+FINISHED = 5_000_000
+WAITING = (100, 10_000, 1_000_000)
+USERS = 10_000
+LEASES = 400
+WORKERS = 8
+SECONDS = 8.0
+
+FILL = """
+INSERT INTO ai_job_dispatches (id, seq, tenant_id, tenant_job_id, user_id, workflow_id, fleet_id,
+    provider, status, priority, turn, attempts, max_attempts, progress, created_at, updated_at)
+SELECT gen_random_uuid(), nextval('ai_job_dispatches_seq'), :tenant, gen_random_uuid(),
+    md5((n % :users)::text)::uuid, :workflow, :fleet, 'self_hosted', :status, 0, n / :users,
+    0, 3, 0, now(), now()
+FROM generate_series(1, :count) n
+"""
+# Constraints are checked when they come back, in one go, instead of row by row.
+CONSTRAINTS = ("pk_ai_job_dispatches", "uq_ai_job_dispatches_seq",
+               "uq_ai_job_dispatches_tenant_id_tenant_job_id")  # fmt: skip
+
+
+class Lane:
+    def __init__(self, made: Bed) -> None:
+        self.databases = made.backend.databases
+        with self.databases.central() as session:
+            tenant = tenants.create(session, name="bench", pool="main")
+            fleet = fleets.put(session, stage="dev", slug="bench", name="Bench")
+            recipe = Recipe(graph={}, output_node_id=None, properties=[])
+            workflow = workflows.put(session, slug="w", name="W", kind="image", recipe=recipe)
+            self.tenant, self.fleet, self.workflow = tenant.id, fleet.id, workflow.id
+        self.owner = make_engine(made.settings.central_url, as_owner=True)
+
+    def fill(self, status: str, count: int) -> None:
+        values = {"tenant": self.tenant, "workflow": self.workflow, "fleet": self.fleet}
+        with self.owner.begin() as connection:
+            connection.execute(text("SET LOCAL session_replication_role = replica"))
+            connection.execute(
+                text(FILL), values | {"users": USERS, "status": status, "count": count}
+            )
+
+    def fill_finished(self, count: int) -> None:
+        self._execute(
+            *(
+                f"ALTER TABLE ai_job_dispatches DROP CONSTRAINT {name} CASCADE"
+                for name in CONSTRAINTS
+            )
+        )
+        self.fill("completed", count)
+        self._execute(
+            "ALTER TABLE ai_job_dispatches ADD CONSTRAINT pk_ai_job_dispatches PRIMARY KEY (id)",
+            "ALTER TABLE ai_job_dispatches ADD CONSTRAINT uq_ai_job_dispatches_seq UNIQUE (seq)",
+            "ALTER TABLE ai_job_dispatches ADD CONSTRAINT"
+            " uq_ai_job_dispatches_tenant_id_tenant_job_id UNIQUE (tenant_id, tenant_job_id)",
+        )
+
+    def settle(self) -> None:
+        with self.owner.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text("VACUUM ANALYZE ai_job_dispatches"))
+            connection.execute(text("CHECKPOINT"))
+
+    def _execute(self, *statements: str) -> None:
+        with self.owner.begin() as connection:
+            for statement in statements:
+                connection.execute(text(statement))
+
+    def lease(self) -> Dispatch:
+        with self.databases.central() as session:
+            leased = lanes.lease(
+                session,
+                fleet_id=self.fleet,
+                providers=["self_hosted"],
+                workflow_ids=[self.workflow],
+                worker_id="bench",
+                lease_seconds=180,
+            )
+        if leased is None:
+            raise RuntimeError("Nothing was left to lease.")
+        return leased
+
+    def replace(self, leased: Dispatch, number: int) -> None:
+        with self.databases.central() as session:
+            dispatches.complete(session, leased.id)
+            lanes.join(
+                session,
+                tenant_id=self.tenant,
+                tenant_job_id=UUID(int=number),
+                user_id=leased.user_id,
+                workflow_id=self.workflow,
+                fleet_id=self.fleet,
+                provider="self_hosted",
+            )
+
+
+numbers = itertools.count(1)
+
+
+def run() -> Result:
+    with bed() as made:
+        lane = Lane(made)
+        progress(f"{FINISHED:,} finished jobs")
+        lane.fill_finished(FINISHED)
+        medians, waiting = {}, 0
+        for wanted in WAITING:
+            progress(f"{wanted:,} waiting jobs")
+            lane.fill("queued", wanted - waiting)
+            waiting = wanted
+            lane.settle()
+            medians[wanted] = _lease_times(lane)
+        progress(f"{WORKERS} workers at once")
+        rate = _many_workers(made.settings, lane)
+    low, middle, high = (statistics.median(medians[size]) * 1000 for size in WAITING)
+    figures = {
+        "lease_ratio_10k": middle / low,
+        "lease_ratio_1m": high / low,
+        "leases_per_second_8_workers": rate,
+        "lease_ms_100": low,
+        "lease_ms_10k": middle,
+        "lease_ms_1m": high,
+    }
+    samples = {str(size): times for size, times in medians.items()}
+    return Result("lease", figures, {"lease_seconds": samples})
+
+
+def _lease_times(lane: Lane) -> list[float]:
+    """Only the statement of the lease, from sending it to its answer."""
+    times: list[float] = []
+    begun = 0.0
+
+    def before(*_: object) -> None:
+        nonlocal begun
+        begun = time.perf_counter()
+
+    def after(*given: object) -> None:
+        if "ready_self_hosted" in str(given[2]):
+            times.append(time.perf_counter() - begun)
+
+    engine = lane.databases.engine("central")
+    event.listen(engine, "before_cursor_execute", before)
+    event.listen(engine, "after_cursor_execute", after)
+    for _ in range(LEASES + 50):
+        lane.replace(lane.lease(), next(numbers))
+    event.remove(engine, "before_cursor_execute", before)
+    event.remove(engine, "after_cursor_execute", after)
+    return times[50:]  # the first ones warm the caches
+
+
+def _many_workers(settings: Settings, lane: Lane) -> float:
+    """Leases a second of several processes together, nothing else between them."""
+    context = multiprocessing.get_context("spawn")
+    arguments = [(settings, lane.fleet, lane.workflow)] * WORKERS
+    with context.Pool(WORKERS) as pool:
+        counts = pool.starmap(_lease_for_a_while, arguments)
+    return sum(counts)
+
+
+def _lease_for_a_while(settings: Settings, fleet: UUID, workflow: UUID) -> float:
+    databases, count = Databases(settings), 0
+    begin = time.perf_counter()
+    while (now := time.perf_counter()) < begin + SECONDS:
+        with databases.central() as session:
+            lanes.lease(
+                session,
+                fleet_id=fleet,
+                providers=["self_hosted"],
+                workflow_ids=[workflow],
+                worker_id="bench",
+                lease_seconds=180,
+            )
+        count += 1
+    databases.close()
+    return count / (now - begin)
