@@ -19,6 +19,7 @@ from sqlalchemy.dialects.postgresql import psycopg2
 
 from models import lanes
 from models.base import utcnow
+from models.dispatches import Dispatch
 from models.jobs import Job, JobStatus, Order
 from models.prepared import NAME_TENANT, Prepared, round_trip
 from models.session import Databases
@@ -27,7 +28,7 @@ from models.users import Principal, token_hash
 IDENTIFY = Prepared(
     "identify",
     """
-    SELECT u.id::text, u.tenant_id::text, u.role, t.id::text, n.pool
+    SELECT u.id, u.tenant_id, u.role, t.id, n.pool
     FROM access_tokens t JOIN users u ON u.id = t.user_id JOIN tenants n ON n.id = u.tenant_id
     WHERE t.token_hash = %(hash)s AND t.revoked_at IS NULL AND t.expires_at > now()
     """,
@@ -108,9 +109,8 @@ def identify(databases: Databases, token: str) -> Principal | None:
     if row is None:
         return None
     user_id, tenant_id, role, token_id, pool = row
-    principal = Principal(UUID(user_id), UUID(tenant_id), role, UUID(token_id))
-    databases.remember_pool(principal.tenant_id, pool)  # it would be asked for next
-    return principal
+    databases.remember_pool(tenant_id, pool)  # it would be asked for next
+    return Principal(user_id, tenant_id, role, token_id)
 
 
 def submit(databases: Databases, tenant_id: UUID, order: Order, *, max_active: int) -> Job | None:
@@ -128,7 +128,7 @@ def submit(databases: Databases, tenant_id: UUID, order: Order, *, max_active: i
         **ordered,
     )
     values = ordered | {
-        "app_tenant": tenant_id,
+        "app_tenant": str(tenant_id),
         "tenant_id": tenant_id,
         "job_id": job.id,
         "entry_id": uuid4(),
@@ -161,12 +161,46 @@ def join(databases: Databases, **values: Any) -> UUID | None:
     return dispatch_id if made else None
 
 
+def lease(
+    databases: Databases,
+    *,
+    fleet_id: UUID,
+    providers: list[str],
+    workflow_ids: list[UUID],
+    worker_id: str,
+    lease_seconds: int,
+) -> Dispatch | None:
+    """The same as lanes.lease, in a transaction of its own. The row returned is a copy."""
+    if not providers or not workflow_ids:
+        return None
+    statement, constants = _lease_statement(tuple(sorted(set(providers))))
+    values = lanes.lease_values(fleet_id, workflow_ids, worker_id, lease_seconds, utcnow())
+    row = round_trip(databases.engine("central"), statement, values=constants | values)
+    return _copy_of(row) if row else None
+
+
+def _copy_of(row: tuple[Any, ...]) -> Dispatch:
+    columns = Dispatch.__table__.columns.keys()
+    return Dispatch(**dict(zip(columns, row, strict=True)))
+
+
+@cache
+def _lease_statement(providers: tuple[str, ...]) -> tuple[Prepared, dict[str, Any]]:
+    return _spell_out(
+        f"lease_{'_'.join(providers)}", lanes.lease_statement("postgresql", providers)
+    )
+
+
 @cache
 def _join_statement() -> tuple[Prepared, dict[str, Any]]:
-    """The very statement of lanes.py, spelled out."""
+    return _spell_out("join_lane", lanes.join_statement("postgresql").returning(Dispatch.id))
+
+
+def _spell_out(name: str, statement: Any) -> tuple[Prepared, dict[str, Any]]:
+    """The very statement of lanes.py as text, with the values that never change."""
     dialect = psycopg2.dialect()  # type: ignore[no-untyped-call]
-    compiled = lanes.join_statement("postgresql").compile(dialect=dialect)
+    compiled = statement.compile(dialect=dialect)
     binds = compiled.bind_names.items()
-    types = {name: bind.type.compile(dialect=dialect) for bind, name in binds}
-    sql = f"{compiled} RETURNING id"
-    return Prepared("join_lane", sql, types), dict(compiled.params)
+    types = {bound: bind.type.compile(dialect=dialect) for bind, bound in binds}
+    constants = {bound: bind.value for bind, bound in binds if not bind.required}
+    return Prepared(name, str(compiled), types), constants

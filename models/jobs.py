@@ -164,6 +164,9 @@ def submit(session: Session, order: Order, *, max_active: int) -> Submitted:
     return Submitted(job, is_new=True)
 
 
+_A = {"image": "an image", "video": "a video"}
+
+
 def _claim_media(session: Session, order: Order) -> None:
     """What the order refers to must be the user's own, checked, and of the right kind."""
     payload = order.input_payload
@@ -176,9 +179,9 @@ def _claim_media(session: Session, order: Order) -> None:
             field, found = "video_id", video.kind
         else:
             file = files.get(session, UUID(payload["values"][name]), user_id=order.user_id)
-            field, found = f"inputs.{name}", file.kind or "file that was never checked"
+            field, found = f"inputs.{name}", file.kind or "a file that was never checked"
         if found != kind:
-            raise InvalidInput.field(field, f"This effect takes a {kind} here; this is a {found}.")
+            raise InvalidInput.field(field, f"Must be {_A[kind]}; this is {_A.get(found, found)}.")
 
 
 def too_many_active(limit: int) -> TooManyActiveJobs:

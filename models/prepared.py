@@ -7,7 +7,6 @@ a pooler that hands one connection to many clients in turn (docs/operations.md).
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
-from uuid import UUID
 
 from sqlalchemy import Engine
 
@@ -51,6 +50,8 @@ def round_trip(engine: Engine, *statements: Prepared, values: Mapping[str, Any])
         driver.autocommit = False
     except BaseException as error:
         connection.invalidate(error)  # nobody shall find it in a state of ours
+        if driver.closed:  # the server went away: the pool's other connections are dead too
+            engine.dispose()
         raise
     finally:
         connection.close()
@@ -65,5 +66,8 @@ def _prepare(cursor: Any, known: set[str], statements: Iterable[Prepared]) -> No
 
 
 def _spelled(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The driver does not know UUIDs by itself."""
-    return {name: str(v) if isinstance(v, UUID) else v for name, v in values.items()}
+    """The driver would write a list as an array of text."""
+    return {
+        name: "{" + ",".join(map(str, value)) + "}" if isinstance(value, list) else value
+        for name, value in values.items()
+    }

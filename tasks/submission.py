@@ -126,6 +126,8 @@ def _order(request: Request, offer: Offer) -> Order:
     if request.video_id is not None:
         if primary is None:
             raise InvalidInput.field("video_id", "This effect takes no image or video.")
+        if inputs.get(primary.name) is not None:
+            raise InvalidInput.field("video_id", f"Give either this or inputs.{primary.name}.")
         inputs[primary.name] = str(request.video_id)
     values = _resolve(offer, inputs)
     media = {p.name: p.type for p in offer.properties if p.is_media and values.get(p.name)}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models import dispatches, fleets, lanes, workflows
+from models import dispatches, fleets, hot_path, lanes, workflows
 from models.base import utcnow
 from models.errors import NotPossibleNow
 from models.workflows import Recipe
@@ -268,3 +268,24 @@ def test_32_workers_lease_500_jobs_once_each_and_in_order(postgres: Backend) -> 
     # Leases commit side by side, so neighbours may swap; nobody can be overtaken by
     # more than the other workers had in hand at that moment.
     assert max(abs(place[job] - index) for index, job in enumerate(order)) < 2 * 32
+
+
+def test_the_hot_path_leases_what_the_plain_path_would(postgres: Backend) -> None:
+    queue = make_queue(postgres)
+    jobs = queue.add(uuid4(), count=4)
+    given = {
+        "fleet_id": queue.fleet_id,
+        "providers": ["self_hosted", "cloud"],
+        "workflow_ids": [uuid4(), queue.workflow_id],
+        "worker_id": "w9",
+        "lease_seconds": 60,
+    }
+    for job in jobs:
+        leased = hot_path.lease(postgres.databases, **given)  # type: ignore[arg-type]
+        assert leased is not None
+        row = queue.row(job)
+        columns = [column.name for column in row.__table__.columns]
+        assert {c: getattr(leased, c) for c in columns} == {c: getattr(row, c) for c in columns}
+        assert (row.status, row.worker_id, row.attempts) == ("leased", "w9", 1)
+    assert hot_path.lease(postgres.databases, **given) is None  # type: ignore[arg-type]
+    assert hot_path.lease(postgres.databases, **(given | {"providers": []})) is None  # type: ignore[arg-type]
