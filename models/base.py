@@ -5,10 +5,12 @@ every tenant pool, and each of their rows belongs to a tenant. The two never mee
 join, a foreign key or a transaction.
 """
 
+import secrets
+import time
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, ClassVar
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from sqlalchemy import JSON, CheckConstraint, CursorResult, DateTime, MetaData, Result, String, Uuid
 from sqlalchemy.dialects.postgresql import JSONB
@@ -82,8 +84,20 @@ def changed_rows(result: Result[Any]) -> int:
     return result.rowcount if isinstance(result, CursorResult) else 0
 
 
+def row_id() -> UUID:
+    """A UUID of version 7: random, but for the time in front.
+
+    Rows made one after the other lie side by side in their indexes; with ids that are all
+    random, every insert and every lease would touch index pages nobody touched before.
+    """
+    bits = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    bits = bits & ~(0xF << 76) | 0x7 << 76  # version
+    bits = bits & ~(0x3 << 62) | 0x2 << 62  # variant
+    return UUID(int=bits)
+
+
 def new_id() -> Mapped[UUID]:
-    return mapped_column(primary_key=True, default=uuid4)
+    return mapped_column(primary_key=True, default=row_id)
 
 
 def one_of(column: str, states: type[StrEnum]) -> CheckConstraint:

@@ -10,12 +10,12 @@ that nobody knows of.
 
 from datetime import datetime
 from enum import StrEnum
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from sqlalchemy import BigInteger, CheckConstraint, Index, select, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from models.base import TenantBase, new_id, one_of, utcnow
+from models.base import TenantBase, new_id, one_of, row_id, utcnow
 from models.errors import NotFound
 
 
@@ -77,7 +77,7 @@ def announce(
     upload_id: str | None = None,
 ) -> File:
     file = File(
-        id=file_id or uuid4(),
+        id=file_id or row_id(),
         user_id=user_id,
         filename=filename,
         mime_type=mime_type,

@@ -13,12 +13,12 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from sqlalchemy.dialects.postgresql import psycopg2
 
 from models import lanes
-from models.base import utcnow
+from models.base import row_id, utcnow
 from models.dispatches import Dispatch
 from models.jobs import Job, JobStatus, Order
 from models.prepared import NAME_TENANT, Prepared, round_trip
@@ -120,7 +120,7 @@ def submit(databases: Databases, tenant_id: UUID, order: Order, *, max_active: i
         return None
     ordered = vars(order)
     job = Job(
-        id=uuid4(),
+        id=row_id(),
         tenant_id=tenant_id,
         status=JobStatus.SUBMITTING,
         created_at=utcnow(),
@@ -131,7 +131,7 @@ def submit(databases: Databases, tenant_id: UUID, order: Order, *, max_active: i
         "app_tenant": str(tenant_id),
         "tenant_id": tenant_id,
         "job_id": job.id,
-        "entry_id": uuid4(),
+        "entry_id": row_id(),
         "now": job.created_at,
         "max_active": max_active,
         "video_kind": video_kind,
@@ -155,7 +155,7 @@ def _only_video(order: Order) -> str | None:
 def join(databases: Databases, **values: Any) -> UUID | None:
     """The same as lanes.join, in a transaction of its own."""
     statement, constants = _join_statement()
-    dispatch_id = uuid4()
+    dispatch_id = row_id()
     values |= {"id": dispatch_id, "priority": 0, "now": utcnow()}
     made = round_trip(databases.engine("central"), statement, values=constants | values)
     return dispatch_id if made else None

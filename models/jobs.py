@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from sqlalchemy import (
     CheckConstraint,
@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 
 from models import files, ledger, videos
-from models.base import TenantBase, new_id, one_of, utcnow
+from models.base import TenantBase, new_id, one_of, row_id, utcnow
 from models.effects import Provider
 from models.errors import (
     AlreadyRefunded,
@@ -157,7 +157,7 @@ def submit(session: Session, order: Order, *, max_active: int) -> Submitted:
     if count_active(session, user_id=order.user_id) >= max_active:
         raise too_many_active(max_active)
     _claim_media(session, order)
-    job = Job(id=uuid4(), **vars(order), created_at=utcnow(), outputs=[])
+    job = Job(id=row_id(), **vars(order), created_at=utcnow(), outputs=[])
     session.add(job)
     session.flush()
     ledger.reserve(session, user_id=order.user_id, job_id=job.id, price_tokens=order.price_tokens)

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from models.base import changed_rows, utcnow
+from models.base import changed_rows, row_id, utcnow
 from models.dispatches import (
     BACKING_OFF,
     LEASED,
@@ -59,7 +59,7 @@ def join(
     max_attempts: int = 3,
 ) -> UUID | None:
     """Queue a job, if it has no dispatch yet. None if it had one."""
-    dispatch_id = uuid4()
+    dispatch_id = row_id()
     values = {
         "id": dispatch_id,
         "tenant_id": tenant_id,

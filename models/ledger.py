@@ -15,7 +15,7 @@ money and job states until the transaction ends, and nobody can deadlock.
 
 from datetime import datetime
 from enum import StrEnum
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from sqlalchemy import (
     BigInteger,
@@ -30,7 +30,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from models.base import TenantBase, new_id, one_of, utcnow
+from models.base import TenantBase, new_id, one_of, row_id, utcnow
 from models.errors import InsufficientTokens, InvalidInput, TransactionIdReused
 from models.session import TenantSession
 
@@ -114,7 +114,7 @@ def lock_wallet(session: Session, *, user_id: UUID) -> Wallet:
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     session.execute(
         dialect.insert(Wallet)
-        .values(id=uuid4(), tenant_id=session.tenant_id, user_id=user_id, balance=0)
+        .values(id=row_id(), tenant_id=session.tenant_id, user_id=user_id, balance=0)
         .on_conflict_do_nothing(index_elements=["tenant_id", "user_id"])
     )
     return session.scalars(query).one()

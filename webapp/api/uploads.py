@@ -5,11 +5,12 @@ and size; larger files go in parts.
 """
 
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from marshmallow import Schema, fields, validate
 
 from models import files, media_structure, object_paths
+from models.base import row_id
 from models.errors import InvalidInput, MediaNotAllowed, NotPossibleNow
 from models.files import File, FileStatus
 from models.object_store import SignedRequest, part_sizes
@@ -97,7 +98,7 @@ class SentPartsSchema(Schema):
 def announce(new: dict[str, Any]) -> dict[str, Any]:
     """Announce a file and learn where to put it"""
     _check_announced(new)
-    who, file_id = principal(), uuid4()
+    who, file_id = principal(), row_id()
     key = object_paths.upload_key(who.tenant_id, file_id, new["mime_type"])
     in_parts = new["size_bytes"] > backend().settings.multipart_from_bytes
     upload_id = backend().store.start_multipart(key, new["mime_type"]) if in_parts else None
