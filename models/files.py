@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
 
-from sqlalchemy import BigInteger, CheckConstraint, Index, select, text
+from sqlalchemy import BigInteger, CheckConstraint, Index, select, text, update
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from models.base import TenantBase, new_id, one_of, row_id, utcnow
@@ -106,9 +106,9 @@ def to_purge(session: Session, *, limit: int) -> list[File]:
     return list(session.scalars(query))
 
 
-def never_finished(session: Session, *, before: datetime, limit: int) -> list[File]:
-    """Uploads that were announced and never became a checked file."""
-    return list(
+def give_up_unfinished(session: Session, *, before: datetime, limit: int) -> list[File]:
+    """Mark uploads that were announced and never became a checked file."""
+    unfinished = list(
         session.scalars(
             select(File)
             .where(
@@ -118,8 +118,43 @@ def never_finished(session: Session, *, before: datetime, limit: int) -> list[Fi
             )
             .order_by(File.created_at)
             .limit(limit)
+            .with_for_update(skip_locked=True)
         )
     )
+    for file in unfinished:
+        file.deleted_at = utcnow()
+    return unfinished
+
+
+def note_purged(session: Session, file_id: UUID) -> None:
+    """Its object is gone."""
+    session.execute(update(File).where(File.id == file_id).values(purged_at=utcnow()))
+
+
+def store_output(
+    session: Session,
+    *,
+    user_id: UUID,
+    filename: str,
+    kind: str,
+    mime_type: str,
+    size_bytes: int,
+    object_key: str,
+    content_hash: str,
+) -> File:
+    """A file that a job made; its bytes are under their final key already."""
+    file = File(
+        user_id=user_id,
+        filename=filename,
+        kind=kind,
+        mime_type=mime_type,
+        size_bytes=size_bytes,
+        object_key=object_key,
+        content_hash=content_hash,
+        status=FileStatus.STORED,
+    )
+    session.add(file)
+    return file
 
 
 def accept(

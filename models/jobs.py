@@ -24,8 +24,10 @@ from sqlalchemy import (
     Index,
     UniqueConstraint,
     func,
+    literal,
     select,
     text,
+    tuple_,
     update,
 )
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
@@ -358,16 +360,21 @@ def _end_video(session: Session, job: Job, status: VideoStatus, *, error: str | 
     """The video follows its newest job; an older one ending late changes nothing."""
     if job.video_id is None:
         return
-    others = select(func.count()).where(
-        Job.video_id == job.video_id, Job.id != job.id, Job.status.in_(ACTIVE)
+    newer = select(Job.id).where(
+        Job.video_id == job.video_id,
+        tuple_(Job.created_at, Job.id) > tuple_(*_place_of(job)),
     )
-    if session.scalar(others):
+    if session.scalar(newer.limit(1)):
         return
     session.execute(
         update(Video)
         .where(Video.id == job.video_id, Video.status != VideoStatus.EXPIRED)
         .values(status=status, error=error)
     )
+
+
+def _place_of(job: Job) -> tuple[Any, Any]:
+    return literal(job.created_at, Job.created_at.type), literal(job.id, Job.id.type)
 
 
 def _lock(session: Session, job_id: UUID) -> Job:

@@ -75,7 +75,7 @@ def _ask(path: Path, mime_type: str, settings: Settings) -> dict[str, Any]:
         "seconds": settings.probe_seconds,
         "memory_mb": settings.probe_memory_mb,
     }
-    command = [sys.executable, "-P", "-s", "-m", "models.media_probe"]
+    command = [sys.executable, "-P", "-s", "-B", "-m", "models.media_probe"]
     # A file and not a pipe for its answer: the process may write only so much to a file.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:

@@ -17,7 +17,7 @@ from models.errors import Forbidden, MediaNotAllowed, UploadSizeMismatch
 from models.settings import BadSetting
 
 _SECRET_MIN_CHARACTERS = 32
-# The same secret signs cursors too; this keeps one from ever passing for the other.
+# Should the same secret ever sign something else, neither can pass for the other.
 _PURPOSE = "comfyfleet storage address"
 
 

@@ -49,7 +49,7 @@ class Settings:
         "http://127.0.0.1:8000", "Address under which clients reach the webapp; signed local URLs."
     )
     secret_key: str = setting(
-        "", "Signs local storage URLs and cursors; at least 32 characters. Required to serve."
+        "", "Signs the URLs of local storage; at least 32 characters. Required to serve."
     )
 
     url_seconds: int = setting(3600, "Lifetime of a presigned URL.")

@@ -111,6 +111,7 @@ def _put_person(
     from tasks import money
 
     password = password or secrets.token_urlsafe(12)
+    hashed = users.hash_password(password)  # slow on purpose, so with no transaction open
     with backend.databases.central() as session:
         user = users.find_by_email(session, email)
         is_new = user is None
@@ -118,7 +119,7 @@ def _put_person(
             user = users.register(
                 session,
                 email=email,
-                password_hash=users.hash_password(password),
+                password_hash=hashed,
                 name=email.partition("@")[0],
                 pool=backend.databases.pools[0],
                 role=role,

@@ -26,6 +26,8 @@ def serve(host: str, port: int, workers: int, threads: int) -> None:
         "--bind", f"{host}:{port}", "--worker-class", "gthread", "--workers", str(workers),
         "--threads", str(threads), "--graceful-timeout", "25", "--keep-alive", "75",
         "--worker-tmp-dir", "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp",  # noqa: S108
-        "--access-logfile", "-", "--no-control-socket", "--preload", "webapp.wsgi:app",
+        # The path without its query, which may hold the signature of a local file.
+        "--access-logfile", "-", "--access-logformat", '%(h)s "%(m)s %(U)s" %(s)s %(b)s %(L)ss',
+        "--no-control-socket", "--preload", "webapp.wsgi:app",
     ]  # fmt: skip
     os.execv(sys.executable, [sys.executable, "-m", "gunicorn", *arguments])  # noqa: S606

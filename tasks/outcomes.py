@@ -10,9 +10,9 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from models import dispatches, effects, jobs
+from models import dispatches, effects, files, jobs
 from models.dispatches import Dispatch, Lease
-from models.files import File, FileStatus
+from models.files import File
 from models.jobs import Job, JobStatus
 from tasks.backend import Backend
 
@@ -46,7 +46,8 @@ def complete(
 
 
 def _file(session: Session, job: Job, output: Output) -> File:
-    file = File(
+    return files.store_output(
+        session,
         user_id=job.user_id,
         filename=output.name,
         kind=output.kind,
@@ -54,10 +55,7 @@ def _file(session: Session, job: Job, output: Output) -> File:
         size_bytes=output.size_bytes,
         object_key=output.object_key,
         content_hash=output.content_hash,
-        status=FileStatus.STORED,
     )
-    session.add(file)
-    return file
 
 
 def fail(backend: Backend, lease: Lease, *, code: str, message: str, error: str) -> Job:

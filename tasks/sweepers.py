@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from models import files
+from models import files, object_paths
 from models.base import utcnow
-from models.files import File
+from models.files import File, FileStatus
 from tasks.backend import Backend
 from tasks.reconcile import each
 
@@ -25,16 +25,24 @@ def run_once(backend: Backend, *, now: datetime | None = None) -> Swept:
     for pool in backend.databases.pools:
         swept.uploads_given_up += _give_up_uploads(backend, pool, before=before)
         swept.objects_deleted += purge_deleted(backend, pool)
+    swept.objects_deleted += _clear_quarantine(backend, before=before)
     backend.store.sweep_unfinished(before)
     return swept
 
 
 def _give_up_uploads(backend: Backend, pool: str, *, before: datetime) -> int:
     with backend.databases.pool(pool) as session:
-        unfinished = files.never_finished(session, before=before, limit=BATCH)
-        for file in unfinished:
-            file.deleted_at = utcnow()
-    return len(unfinished)
+        return len(files.give_up_unfinished(session, before=before, limit=BATCH))
+
+
+def _clear_quarantine(backend: Backend, *, before: datetime) -> int:
+    """What was sent once more after it was accepted, or left there by a crash."""
+
+    def delete(key: str) -> bool:
+        backend.store.delete(key)
+        return True
+
+    return each(backend.store.stale("uploads/", before), delete)
 
 
 def purge_deleted(backend: Backend, pool: str) -> int:
@@ -48,8 +56,9 @@ def purge(backend: Backend, file: File) -> bool:
     if file.upload_id is not None:
         backend.store.abort_multipart(file.object_key, file.upload_id)
     backend.store.delete(file.object_key)
+    if file.status == FileStatus.PENDING:  # a crash while accepting it may have left a copy
+        final_key = object_paths.input_key(file.tenant_id, file.id, file.mime_type)
+        backend.store.delete(final_key)
     with backend.databases.tenant(file.tenant_id) as session:
-        row = session.get(File, file.id)
-        if row is not None:
-            row.purged_at = utcnow()
+        files.note_purged(session, file.id)
     return True

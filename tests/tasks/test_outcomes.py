@@ -1,15 +1,17 @@
 """How jobs end: money and state together, once, whatever is repeated."""
 
+from dataclasses import replace
 from datetime import timedelta
+from uuid import UUID, uuid4
 
 import pytest
 
-from models import effects, jobs, ledger, ledger_audit
+from models import effects, files, jobs, ledger, ledger_audit, videos
 from models.audit import AuditLog
 from models.base import utcnow
 from models.errors import AlreadyRefunded, LeaseLost
 from models.jobs import Job, JobStatus
-from tasks import money, outcomes, reconcile, sweepers
+from tasks import money, outcomes, reconcile, submission, sweepers
 from tasks.backend import Backend
 from tasks.outcomes import Output
 from tests.fixtures import MakePerson, Person
@@ -176,3 +178,36 @@ def test_a_manual_refund_of_a_waiting_job_cancels_it(demo: Backend, ada: Person)
 
 def test_sweeping_nothing_is_nothing(demo: Backend) -> None:
     assert sweepers.run_once(demo) == sweepers.Swept(0, 0)
+
+
+def test_a_video_follows_its_newest_job(demo: Backend, ada: Person) -> None:
+    """An older job that fails late does not spoil what the newer one made."""
+    video_id = add_video(demo, ada)
+    older, newer = (order_for(demo, ada, video_id) for _ in range(2))
+    older_lease, newer_lease = held(demo), held(demo)
+    outcomes.complete(demo, newer_lease, outputs=[RESULT])
+    outcomes.fail(demo, older_lease, code="x", message="Broke.", error="x")
+    assert (stored(demo, older).status, stored(demo, newer).status) == ("failed", "completed")
+    with demo.databases.tenant(ada.tenant_id) as session:
+        assert videos.get(session, video_id, user_id=ada.user_id).status == "completed"
+
+
+def add_video(backend: Backend, person: Person) -> UUID:
+    with backend.databases.tenant(person.tenant_id) as session:
+        file = files.store_output(
+            session,
+            user_id=person.user_id,
+            filename="in.png",
+            kind="image",
+            mime_type="image/png",
+            size_bytes=1,
+            object_key=f"tenants/t/files/{uuid4()}.png",
+            content_hash="0" * 64,
+        )
+        session.flush()
+        return videos.create(session, user_id=person.user_id, file=file, title="In").id
+
+
+def order_for(backend: Backend, person: Person, video_id: UUID) -> Job:
+    request = replace(orders.request(person, effect="image-invert"), video_id=video_id)
+    return submission.submit(backend, request).job

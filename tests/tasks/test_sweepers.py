@@ -75,3 +75,23 @@ def test_a_deleted_file_loses_its_object_even_after_a_crash(backend: Backend) ->
         session.get_one(File, file.id).deleted_at = utcnow()
     assert sweepers.run_once(backend).objects_deleted == 1
     assert backend.store.head(file.object_key) is None
+
+
+def test_what_a_crash_left_while_a_file_was_accepted_goes_too(backend: Backend) -> None:
+    """Copied to its final key, and then the process died."""
+    ada = make_person(backend)
+    file = add_file(backend, ada)
+    final_key = object_paths.input_key(ada.tenant_id, file.id, "image/png")
+    backend.store.copy(file.object_key, final_key)
+    sweepers.run_once(backend, now=utcnow() + timedelta(days=2))
+    assert backend.store.head(final_key) is None
+    assert backend.store.head(file.object_key) is None
+
+
+def test_what_was_sent_again_after_it_was_accepted_is_cleared(backend: Backend) -> None:
+    ada = make_person(backend)
+    leftover = object_paths.upload_key(ada.tenant_id, uuid4(), "image/png")
+    backend.store.write(leftover, b"again", "image/png")
+    assert sweepers.run_once(backend).objects_deleted == 0
+    assert sweepers.run_once(backend, now=utcnow() + timedelta(days=2)).objects_deleted == 1
+    assert backend.store.head(leftover) is None
