@@ -27,6 +27,7 @@ from models.fleets import Fleet, WorkflowFleet
 from models.jobs import Job, JobStatus, Order, Submitted
 from models.properties import Property
 from models.workflows import Workflow
+from tasks import outcomes
 from tasks.backend import Backend
 
 
@@ -242,15 +243,7 @@ def _mark_queued(dispatched: list[tuple[Backend, Job]]) -> None:
         with backend.databases.pool(pool) as session:
             marked = jobs.mark_queued(session, [job.id for job in batch])
         for job in batch:
-            if job.id not in marked:
-                _withdraw_if_ended(backend, job)
-
-
-def _withdraw_if_ended(backend: Backend, job: Job) -> None:
-    """It may have been cancelled, or given up, before its dispatch was made."""
-    with backend.databases.tenant(job.tenant_id) as session:
-        ended = jobs.get(session, job.id)
-    if not ended.is_active:
-        with backend.databases.central() as session:
-            if dispatch := dispatches.find_by_job(session, job.tenant_id, job.id):
-                dispatches.cancel(session, dispatch.id)
+            if job.id not in marked:  # it may have ended before its dispatch was made
+                with backend.databases.tenant(job.tenant_id) as session:
+                    current = jobs.get(session, job.id)
+                outcomes.settle(backend, current)

@@ -77,7 +77,7 @@ class TicketForm:
     """
 
     def __init__(self, fleet_slug: str) -> None:
-        celery = Celery("comfyfleet", broker="memory://", set_as_current=False)
+        celery = Celery("comfyfleet", broker="memory://localhost", set_as_current=False)
         celery.conf.update(task_serializer="json", task_ignore_result=True)
         celery.send_task(TASK, args=["DISPATCH"], queue=fleet_slug, task_id="TICKET", retry=False)
         with celery.connection_for_read() as connection:

@@ -13,7 +13,8 @@ from tests.fixtures import Person, make_person
 
 def add_file(backend: Backend, person: Person, *, stored: bool = False) -> File:
     file_id = uuid4()
-    key = object_paths.upload_key(person.tenant_id, file_id, "image/png")
+    place = object_paths.input_key if stored else object_paths.upload_key
+    key = place(person.tenant_id, file_id, "image/png")
     backend.store.write(key, b"bytes", "image/png")
     with backend.databases.tenant(person.tenant_id) as session:
         file = files.announce(
