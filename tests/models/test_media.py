@@ -1,6 +1,8 @@
 """What is accepted, what is refused, and that no file takes this process with it."""
 
 import hashlib
+import subprocess
+import sys
 import resource
 import threading
 import time
@@ -235,8 +237,8 @@ def test_a_rush_of_files_is_sent_away_and_not_taken_on(
 def test_an_installation_without_decoders_is_not_the_users_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(media, "_ROOT", tmp_path)
-    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
     with pytest.raises(DependencyUnavailable):
         probe(tmp_path, picture("PNG"), "image/png")
 

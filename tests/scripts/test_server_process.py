@@ -29,8 +29,8 @@ def test_a_port_that_was_taken_meanwhile_is_replaced_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with taken_port() as port:
-        ports = iter([port, server_process._free_port()])
-        monkeypatch.setattr(server_process, "_free_port", lambda: next(ports))
+        ports = iter([port, server_process.free_port()])
+        monkeypatch.setattr(server_process, "free_port", lambda: next(ports))
         with servers.redis(tmp_path) as url, Redis.from_url(url) as client:
             assert client.ping()
 

@@ -73,6 +73,10 @@ class JobQuery(PageQuery):
     status = fields.String(load_default=None, validate=validate.OneOf([*JobStatus]))
 
 
+# A job is noted as queued a moment after it is (tasks/submission.py).
+SHOWN_AS = {JobStatus.QUEUED: (JobStatus.SUBMITTING, JobStatus.QUEUED)}
+
+
 def shape(job: Job, waiting: queue_view.Place | None = None) -> dict[str, Any]:
     error = {"code": job.error_code, "message": job.error_message} if job.error_code else None
     place = waiting or queue_view.NOWHERE
@@ -153,7 +157,7 @@ def list_jobs(query: dict[str, Any]) -> dict[str, Any]:
     status = query.pop("status")
     wanted = select(Job).where(Job.user_id == principal().user_id)
     if status:
-        wanted = wanted.where(Job.status == status)
+        wanted = wanted.where(Job.status.in_(SHOWN_AS.get(status, (status,))))
     with backend().databases.tenant(principal().tenant_id) as session:
         found, cursor = page(
             session, wanted, newest=(Job.created_at, Job.id), scope=f"jobs:{status}", **query
