@@ -1,9 +1,9 @@
 """What is accepted, what is refused, and that no file takes this process with it."""
 
 import hashlib
+import resource
 import subprocess
 import sys
-import resource
 import threading
 import time
 import zlib
