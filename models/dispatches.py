@@ -154,14 +154,15 @@ def _held(session: Session, lease: Lease, *, answer_again: tuple[str, ...]) -> D
     return dispatch
 
 
-def check(session: Session, lease: Lease) -> Dispatch:
+def check(session: Session, lease: Lease, *, requeued: bool = False) -> Dispatch:
     """Refuse the report of a stale lease before anything is done for it. Changes nothing.
 
     Then the job is ended in its tenant's pool, and the dispatch follows the job, by
     `complete`, `fail` or `cancel`: what happened to the lease in between is settled by what
-    happened to the job.
+    happened to the job. `requeued`: this lease may have given the row back before.
     """
-    return _held(session, lease, answer_again=ENDED)
+    again = (DispatchStatus.QUEUED, *ENDED) if requeued else ENDED
+    return _held(session, lease, answer_again=again)
 
 
 def extend(

@@ -8,6 +8,7 @@ noted (`purged_at`): a crash in between leaves a row that the sweeper finds, nev
 that nobody knows of.
 """
 
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
@@ -131,26 +132,27 @@ def note_purged(session: Session, file_id: UUID) -> None:
     session.execute(update(File).where(File.id == file_id).values(purged_at=utcnow()))
 
 
-def store_output(
-    session: Session,
-    *,
-    user_id: UUID,
-    filename: str,
-    kind: str,
-    mime_type: str,
-    size_bytes: int,
-    object_key: str,
-    content_hash: str,
-) -> File:
-    """A file that a job made; its bytes are under their final key already."""
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """A file that a worker has put into object storage, under its final key."""
+
+    name: str
+    kind: str
+    mime_type: str
+    size_bytes: int
+    object_key: str
+    content_hash: str
+
+
+def store_output(session: Session, output: Output, *, user_id: UUID) -> File:
     file = File(
         user_id=user_id,
-        filename=filename,
-        kind=kind,
-        mime_type=mime_type,
-        size_bytes=size_bytes,
-        object_key=object_key,
-        content_hash=content_hash,
+        filename=output.name,
+        kind=output.kind,
+        mime_type=output.mime_type,
+        size_bytes=output.size_bytes,
+        object_key=output.object_key,
+        content_hash=output.content_hash,
         status=FileStatus.STORED,
     )
     session.add(file)

@@ -46,6 +46,13 @@ LOCK_WALLET = Prepared(
     {"tenant_id": "uuid", "user_id": "uuid"},
 )
 
+# Whoever deletes the video holds its row: afterwards it is seen as deleted.
+LOCK_VIDEO = Prepared(
+    "lock_video",
+    "SELECT 1 FROM videos WHERE id = %(video_id)s FOR UPDATE",
+    {"video_id": "uuid"},
+)
+
 SUBMIT = Prepared(
     "submit",
     """
@@ -138,7 +145,8 @@ def submit(databases: Databases, tenant_id: UUID, order: Order, *, max_active: i
         "input_payload": json.dumps(order.input_payload),
     }
     pool = databases.engine(f"pool:{databases.pool_of(tenant_id)}")
-    taken = round_trip(pool, NAME_TENANT, LOCK_WALLET, SUBMIT, values=values)
+    locks = (LOCK_WALLET, LOCK_VIDEO) if order.video_id else (LOCK_WALLET,)
+    taken = round_trip(pool, NAME_TENANT, *locks, SUBMIT, values=values)
     return job if taken else None
 
 

@@ -12,6 +12,7 @@ The last three are for good. Money and state change in one transaction, always, 
 wallet's lock comes first, so every change to one user's jobs happens one after the other.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -42,8 +43,9 @@ from models.errors import (
     NotFound,
     NotPossibleNow,
     TooManyActiveJobs,
+    VideoInUse,
 )
-from models.files import File
+from models.files import File, Output
 from models.videos import Video, VideoStatus
 
 
@@ -267,7 +269,7 @@ def complete(
     session: Session,
     job_id: UUID,
     *,
-    outputs: list[File],
+    outputs: Sequence[Output],
     provider_job_id: str | None = None,
     now: datetime | None = None,
 ) -> Job:
@@ -278,7 +280,8 @@ def complete(
     ledger.consume(session, user_id=job.user_id, job_id=job.id)
     job.status, job.completed_at = JobStatus.COMPLETED, now or utcnow()
     job.provider_job_id = provider_job_id
-    for position, file in enumerate(outputs):
+    for position, output in enumerate(outputs):
+        file = files.store_output(session, output, user_id=job.user_id)
         job.outputs.append(JobOutput(position=position, file=file, tenant_id=job.tenant_id))
     _end_video(session, job, VideoStatus.COMPLETED, error=None)
     session.flush()
@@ -297,6 +300,9 @@ def cancel(session: Session, job_id: UUID) -> Job:
     )
 
 
+COMPENSATION = "refund:"  # how the ledger names a credit that stands for a refund
+
+
 def compensate(session: Session, job_id: UUID, *, note: str) -> Job:
     """Give the price back by a person's decision, whatever state the job is in; once.
 
@@ -313,7 +319,7 @@ def compensate(session: Session, job_id: UUID, *, note: str) -> Job:
             session,
             user_id=job.user_id,
             amount=job.price_tokens,
-            provider_transaction_id=f"refund:{job.id}",
+            provider_transaction_id=f"{COMPENSATION}{job.id}",
             note=note,
         )
     job.refunded_at = utcnow()
@@ -344,8 +350,12 @@ def newest_of_videos(session: Session, video_ids: list[UUID]) -> dict[UUID, Job]
     return {job.video_id: job for job in rows if job.video_id is not None}
 
 
-def remove_video(session: Session, video: Video) -> list[File]:
+def remove_video(session: Session, video_id: UUID, *, user_id: UUID) -> list[File]:
     """Forget a video. Returns the files that are marked: their objects are to be deleted."""
+    ledger.lock_wallet(session, user_id=user_id)  # so that no order can come in between
+    video = videos.get(session, video_id, user_id=user_id, lock=True)
+    if _is_in_use(session, video):
+        raise VideoInUse("Wait for its job to end, or cancel it first.")
     videos.remove(session, video)
     condemned = [video.original_file]
     for job in session.scalars(select(Job).where(Job.video_id == video.id)):
@@ -354,6 +364,16 @@ def remove_video(session: Session, video: Video) -> list[File]:
         file.deleted_at = file.deleted_at or video.deleted_at
     session.flush()
     return condemned
+
+
+def _is_in_use(session: Session, video: Video) -> bool:
+    """A job that has not ended works on it, or takes its file as another input."""
+    active = select(Job).where(Job.user_id == video.user_id, Job.status.in_(ACTIVE))
+    return any(
+        job.video_id == video.id
+        or str(video.original_file_id) in map(str, job.input_payload["values"].values())
+        for job in session.scalars(active)
+    )
 
 
 def _end_video(session: Session, job: Job, status: VideoStatus, *, error: str | None) -> None:

@@ -301,6 +301,12 @@ def move(session: Session, *, workflow_id: UUID, source: UUID, target: UUID) -> 
     return changed_rows(moved)
 
 
+def waiting(session: Session, *, fleet_id: UUID, limit: int) -> list[UUID]:
+    """Dispatches that wait for a fleet, at most so many."""
+    query = select(Dispatch.id).where(Dispatch.fleet_id == fleet_id, READY).limit(limit)
+    return list(session.scalars(query))
+
+
 def position(session: Session, dispatch: Dispatch) -> int | None:
     """How many are ahead of it, counted up to a cap so that it stays cheap."""
     if dispatch.status != DispatchStatus.QUEUED:

@@ -49,8 +49,9 @@ def round_trip(engine: Engine, *statements: Prepared, values: Mapping[str, Any])
         cursor.close()
         driver.autocommit = False
     except BaseException as error:
+        server_is_gone = driver.closed  # looked at before we close it ourselves
         connection.invalidate(error)  # nobody shall find it in a state of ours
-        if driver.closed:  # the server went away: the pool's other connections are dead too
+        if server_is_gone:  # then the pool's other connections are dead too
             engine.dispose()
         raise
     finally:

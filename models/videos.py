@@ -15,7 +15,7 @@ from sqlalchemy import ForeignKey, Index, select
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 
 from models.base import TenantBase, new_id, one_of, utcnow
-from models.errors import NotFound, NotPossibleNow, VideoInUse
+from models.errors import NotFound, NotPossibleNow
 from models.files import File, FileStatus
 
 
@@ -71,8 +71,6 @@ def get(session: Session, video_id: UUID, *, user_id: UUID, lock: bool = False) 
 
 
 def remove(session: Session, video: Video) -> None:
-    """Forget a video. What happens to its files is told in jobs.py, which knows the results."""
-    if video.status == VideoStatus.PROCESSING:
-        raise VideoInUse("Wait for its job to end, or cancel it first.")
+    """Called by jobs.remove_video, which knows whether a job needs it, and its results."""
     video.deleted_at = utcnow()
     session.flush()

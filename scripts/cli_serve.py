@@ -28,6 +28,7 @@ def serve(host: str, port: int, workers: int, threads: int) -> None:
         "--worker-tmp-dir", "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp",  # noqa: S108
         # The path without its query, which may hold the signature of a local file.
         "--access-logfile", "-", "--access-logformat", '%(h)s "%(m)s %(U)s" %(s)s %(b)s %(L)ss',
-        "--no-control-socket", "--preload", "webapp.wsgi:app",
+        "--config", "python:webapp.gunicorn_hooks", "--no-control-socket", "--preload",
+        "webapp.wsgi:app",
     ]  # fmt: skip
     os.execv(sys.executable, [sys.executable, "-m", "gunicorn", *arguments])  # noqa: S606

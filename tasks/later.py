@@ -5,6 +5,7 @@ ringing for workers, noting that a job is queued. A crash loses what has not bee
 the reconciler finds it.
 """
 
+import contextlib
 import logging
 import os
 import queue
@@ -79,7 +80,8 @@ class Later:
     def close(self) -> None:
         """Do what is waiting, and stop. Bounded: nothing here is worth a hanging exit."""
         if self._thread is not None:
-            self._waiting.put(None)
+            with contextlib.suppress(queue.Full):
+                self._waiting.put(None, timeout=_CLOSE_SECONDS)
             self._thread.join(_CLOSE_SECONDS)
             self._thread = None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from uuid import UUID
 
 from models import files, media, object_paths, videos
-from models.errors import UploadMissing, UploadSizeMismatch
+from models.errors import NotFound, NotPossibleNow, UploadMissing, UploadSizeMismatch
 from models.files import File, FileStatus
 from models.media import Media
 from models.object_store import Stat
@@ -25,7 +25,13 @@ def make_video(
     with backend.databases.tenant(tenant_id) as session:
         file = files.get(session, file_id, user_id=user_id)
     if file.status == FileStatus.PENDING:
-        _accept(backend, file)
+        try:
+            _accept(backend, file)
+        except (UploadMissing, NotFound, NotPossibleNow):
+            # The same call at the same time may have accepted it, and cleared the quarantine.
+            with backend.databases.tenant(tenant_id) as session:
+                if files.get(session, file_id, user_id=user_id).status == FileStatus.PENDING:
+                    raise
     with backend.databases.tenant(tenant_id) as session:
         file = files.get(session, file_id, user_id=user_id, lock=True)
         return videos.create(session, user_id=user_id, file=file, title=title or file.filename)

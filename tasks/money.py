@@ -7,7 +7,7 @@ row; repeating the call, which is what a person does, moves nothing and writes t
 from uuid import UUID
 
 from models import audit, jobs, ledger, users
-from models.errors import AlreadyRefunded, NotFound
+from models.errors import AlreadyRefunded, InvalidInput, NotFound
 from models.jobs import Job
 from models.ledger import Transaction
 from tasks import outcomes
@@ -24,6 +24,8 @@ def credit(
     actor: str,
 ) -> tuple[Transaction, bool]:
     """Book a payment. The same payment again is booked once."""
+    if provider_transaction_id.startswith(jobs.COMPENSATION):
+        raise InvalidInput.field("provider_transaction_id", "This name is kept for refunds.")
     with backend.databases.central(read_only=True) as session:
         user = users.get(session, user_id)
     with backend.databases.tenant(user.tenant_id) as session:

@@ -5,28 +5,16 @@ ended and its dispatch has not; whoever touches the dispatch next, by a repeated
 leasing it, or in the reconciler, calls `settle`, which makes the dispatch follow its job.
 """
 
-from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from models import dispatches, effects, files, jobs
-from models.dispatches import Dispatch, Lease
-from models.files import File
+from models import dispatches, effects, jobs
+from models.dispatches import Dispatch, DispatchStatus, Lease
+from models.files import Output
+from models.fleets import Fleet
 from models.jobs import Job, JobStatus
 from tasks.backend import Backend
-
-
-@dataclass(frozen=True, kw_only=True)
-class Output:
-    """A file that a worker has put into object storage."""
-
-    name: str
-    kind: str
-    mime_type: str
-    size_bytes: int
-    object_key: str
-    content_hash: str
 
 
 def complete(
@@ -34,28 +22,15 @@ def complete(
 ) -> Job:
     dispatch = _check(backend, lease)
     with backend.databases.tenant(dispatch.tenant_id) as session:
-        job = jobs.get(session, dispatch.tenant_job_id)
-        stored = [_file(session, job, output) for output in outputs] if job.is_active else []
-        job = jobs.complete(session, job.id, outputs=stored, provider_job_id=provider_job_id)
+        job = jobs.complete(
+            session, dispatch.tenant_job_id, outputs=outputs, provider_job_id=provider_job_id
+        )
     with backend.databases.central() as session:
         _follow(session, dispatch.id, job)
         if job.status == JobStatus.COMPLETED and job.started_at and job.completed_at:
             seconds = (job.completed_at - job.started_at).total_seconds()
             effects.record_duration(session, job.effect_id, seconds=seconds)
     return job
-
-
-def _file(session: Session, job: Job, output: Output) -> File:
-    return files.store_output(
-        session,
-        user_id=job.user_id,
-        filename=output.name,
-        kind=output.kind,
-        mime_type=output.mime_type,
-        size_bytes=output.size_bytes,
-        object_key=output.object_key,
-        content_hash=output.content_hash,
-    )
 
 
 def fail(backend: Backend, lease: Lease, *, code: str, message: str, error: str) -> Job:
@@ -69,11 +44,15 @@ def fail(backend: Backend, lease: Lease, *, code: str, message: str, error: str)
 
 
 def requeue(backend: Backend, lease: Lease, *, reason: str) -> Dispatch:
-    """The worker has to go; the job has not ended, so central is the side that decides."""
-    with backend.databases.central() as session:
-        dispatch = dispatches.requeue(session, lease, reason=reason)
+    """The worker has to go: the job waits again, at the head of its turn."""
+    dispatch = _check(backend, lease, requeued=True)
     with backend.databases.tenant(dispatch.tenant_id) as session:
         jobs.back_to_queue(session, dispatch.tenant_job_id)
+    with backend.databases.central() as session:
+        dispatch = dispatches.requeue(session, lease, reason=reason)
+        fleet = session.get_one(Fleet, dispatch.fleet_id)
+    if dispatch.status == DispatchStatus.QUEUED:
+        backend.bell.ring(fleet.slug, dispatch.id)
     return dispatch
 
 
@@ -107,9 +86,9 @@ def settle(backend: Backend, job: Job, *, error: str | None = None) -> None:
             _follow(session, dispatch.id, job, error=error)
 
 
-def _check(backend: Backend, lease: Lease) -> Dispatch:
+def _check(backend: Backend, lease: Lease, *, requeued: bool = False) -> Dispatch:
     with backend.databases.central() as session:
-        return dispatches.check(session, lease)
+        return dispatches.check(session, lease, requeued=requeued)
 
 
 def _follow(session: Session, dispatch_id: UUID, job: Job, error: str | None = None) -> None:

@@ -3,6 +3,7 @@
 submitting jobs        their dispatch is created (again), and they are queued
 submitting for long    failed and refunded
 expired leases         queued again, or failed and refunded when that was the last try
+lost tickets           rung again, until a fleet has one for every job that waits
 """
 
 import logging
@@ -13,8 +14,9 @@ from typing import TypeVar
 
 from sqlalchemy import select
 
-from models import dispatches, jobs
+from models import dispatches, jobs, lanes
 from models.base import utcnow
+from models.fleets import Fleet
 from models.jobs import Job, JobStatus
 from tasks import outcomes
 from tasks.backend import Backend
@@ -34,6 +36,7 @@ class Reconciled:
     orphans_refunded: int = 0
     leases_taken_back: int = 0
     given_up: int = 0
+    tickets_rung: int = 0
 
 
 def run_once(backend: Backend, *, now: datetime | None = None) -> Reconciled:
@@ -43,6 +46,7 @@ def run_once(backend: Backend, *, now: datetime | None = None) -> Reconciled:
         healed=heal_submitting(backend, now=now),
         leases_taken_back=take_back_leases(backend, now=now),
         given_up=give_up_exhausted(backend, now=now),
+        tickets_rung=ring_for_waiting(backend),
     )
 
 
@@ -100,6 +104,10 @@ def _tell_job(backend: Backend, dispatch: dispatches.Dispatch) -> bool:
     with backend.databases.tenant(dispatch.tenant_id) as session:
         job = jobs.back_to_queue(session, dispatch.tenant_job_id)
     outcomes.settle(backend, job)
+    if job.is_active:
+        with backend.databases.central(read_only=True) as session:
+            fleet = session.get_one(Fleet, dispatch.fleet_id)
+        backend.bell.ring(fleet.slug, dispatch.id)
     return True
 
 
@@ -107,6 +115,26 @@ def give_up_exhausted(backend: Backend, *, now: datetime) -> int:
     with backend.databases.central(read_only=True) as session:
         dead = dispatches.exhausted(session, limit=BATCH, now=now)
     return each(dead, lambda dispatch: bool(outcomes.give_up(backend, dispatch)))
+
+
+def ring_for_waiting(backend: Backend) -> int:
+    """Redis may have been emptied: tickets are kept to no fewer than the jobs that wait.
+
+    Only tickets that nobody has taken count; one too many costs a worker one question.
+    """
+    rung = 0
+    with backend.databases.central(read_only=True) as session:
+        fleets = session.scalars(select(Fleet).where(Fleet.stage == backend.settings.stage)).all()
+    for fleet in fleets:
+        with backend.databases.central(read_only=True) as session:
+            waiting = lanes.waiting(session, fleet_id=fleet.id, limit=BATCH)
+        tickets = backend.bell.waiting(fleet.slug) if waiting else None
+        if tickets is None:
+            continue
+        for dispatch_id in waiting[tickets:]:
+            backend.bell.ring(fleet.slug, dispatch_id)
+            rung += 1
+    return rung
 
 
 def each(items: Iterable[Item], step: Callable[[Item], bool]) -> int:

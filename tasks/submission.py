@@ -20,7 +20,7 @@ from uuid import UUID
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
-from models import dispatches, effects, hot_path, jobs, lanes, payload, properties
+from models import dispatches, effects, fleets, hot_path, jobs, lanes, payload, properties
 from models.effects import Effect
 from models.errors import EffectUnavailable, InvalidInput, NotFound, Refusal
 from models.fleets import Fleet, WorkflowFleet
@@ -70,9 +70,11 @@ def submit(backend: Backend, request: Request) -> Submitted:
             return Submitted(job, is_new=False)
         raise
     submitted = _take_order(backend, request.tenant_id, order)
-    if submitted.job.status == JobStatus.SUBMITTING:
+    if submitted.is_new:
         _dispatch(backend, submitted.job, offer.fleet)
         _mark_queued_later(backend, submitted.job)
+    else:
+        ensure_dispatch(backend, submitted.job)
     return submitted
 
 
@@ -183,15 +185,18 @@ def _earlier_job(backend: Backend, request: Request) -> Job | None:
 
 
 def ensure_dispatch(backend: Backend, job: Job) -> bool:
-    """Carry on where a submit stopped. False if no fleet serves the job any more."""
+    """Carry on where a submit stopped. False if no fleet serves the job any more.
+
+    The fleet is that of the job's workflow: its effect may use another one by now.
+    """
     if job.status != JobStatus.SUBMITTING:
         return True
     with backend.databases.central(read_only=True) as session:
-        try:
-            fleet = find_offer(session, str(job.effect_id), stage=backend.settings.stage).fleet
-        except Refusal:
-            return dispatches.find_by_job(session, job.tenant_id, job.id) is not None
-    _dispatch(backend, job, fleet)
+        fleet = fleets.serving(session, workflow_id=job.workflow_id, stage=backend.settings.stage)
+        if fleet is None and dispatches.find_by_job(session, job.tenant_id, job.id) is None:
+            return False
+    if fleet is not None:
+        _dispatch(backend, job, fleet)
     _mark_queued([(backend, job)])
     return True
 

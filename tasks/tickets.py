@@ -65,6 +65,14 @@ class Bell:
             self._silent_until = time.monotonic() + _REST_SECONDS
             logger.warning("Tickets were not sent: the broker is away (%s).", error)
 
+    def waiting(self, fleet_slug: str) -> int | None:
+        """Tickets that nobody has taken yet; None when the broker is away."""
+        try:
+            return int(self._redis.llen(fleet_slug))  # type: ignore[arg-type]
+        except RedisError as error:
+            logger.warning("Tickets can't be counted: the broker is away (%s).", error)
+            return None
+
     def close(self) -> None:
         self._redis.close()
 

@@ -1,9 +1,9 @@
 """Ordering demo effects in tests."""
 
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
-from models import dispatches, fleets, lanes, workflows
+from models import dispatches, files, fleets, lanes, videos, workflows
 from models.dispatches import Dispatch, Lease
 from models.jobs import Job
 from tasks import submission
@@ -53,3 +53,19 @@ def lease_of(dispatch: Dispatch) -> Lease:
 def dispatch_of(backend: Backend, job: Job) -> Dispatch | None:
     with backend.databases.central(read_only=True) as session:
         return dispatches.find_by_job(session, job.tenant_id, job.id)
+
+
+def add_video(backend: Backend, person: Person) -> UUID:
+    """A checked image, as if it had been uploaded."""
+    upload = files.Output(
+        name="in.png",
+        kind="image",
+        mime_type="image/png",
+        size_bytes=1,
+        object_key=f"tenants/t/files/{uuid4()}.png",
+        content_hash="0" * 64,
+    )
+    with backend.databases.tenant(person.tenant_id) as session:
+        file = files.store_output(session, upload, user_id=person.user_id)
+        session.flush()
+        return videos.create(session, user_id=person.user_id, file=file, title="In").id

@@ -1,20 +1,23 @@
 """How jobs end: money and state together, once, whatever is repeated."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
+from redis import Redis
 
-from models import effects, files, jobs, ledger, ledger_audit, videos
+from models import effects, jobs, ledger, ledger_audit, videos
 from models.audit import AuditLog
 from models.base import utcnow
-from models.errors import AlreadyRefunded, LeaseLost
+from models.errors import AlreadyRefunded, InvalidInput, LeaseLost, NotFound, VideoInUse
+from models.files import Output
 from models.jobs import Job, JobStatus
-from tasks import money, outcomes, reconcile, submission, sweepers
+from tasks import catalog, money, outcomes, reconcile, submission, sweepers
 from tasks.backend import Backend
-from tasks.outcomes import Output
-from tests.fixtures import MakePerson, Person
+from tests.fixtures import MakePerson, Person, make_person
 from tests.tasks import orders
 
 RESULT = Output(
@@ -182,7 +185,7 @@ def test_sweeping_nothing_is_nothing(demo: Backend) -> None:
 
 def test_a_video_follows_its_newest_job(demo: Backend, ada: Person) -> None:
     """An older job that fails late does not spoil what the newer one made."""
-    video_id = add_video(demo, ada)
+    video_id = orders.add_video(demo, ada)
     older, newer = (order_for(demo, ada, video_id) for _ in range(2))
     older_lease, newer_lease = held(demo), held(demo)
     outcomes.complete(demo, newer_lease, outputs=[RESULT])
@@ -192,22 +195,89 @@ def test_a_video_follows_its_newest_job(demo: Backend, ada: Person) -> None:
         assert videos.get(session, video_id, user_id=ada.user_id).status == "completed"
 
 
-def add_video(backend: Backend, person: Person) -> UUID:
-    with backend.databases.tenant(person.tenant_id) as session:
-        file = files.store_output(
-            session,
-            user_id=person.user_id,
-            filename="in.png",
-            kind="image",
-            mime_type="image/png",
-            size_bytes=1,
-            object_key=f"tenants/t/files/{uuid4()}.png",
-            content_hash="0" * 64,
-        )
-        session.flush()
-        return videos.create(session, user_id=person.user_id, file=file, title="In").id
-
-
 def order_for(backend: Backend, person: Person, video_id: UUID) -> Job:
     request = replace(orders.request(person, effect="image-invert"), video_id=video_id)
     return submission.submit(backend, request).job
+
+
+def test_a_video_is_kept_while_any_job_needs_it(demo: Backend, ada: Person) -> None:
+    video_id = orders.add_video(demo, ada)
+    older, newer = (order_for(demo, ada, video_id) for _ in range(2))
+    outcomes.cancel(demo, ada.tenant_id, newer.id)
+    with pytest.raises(VideoInUse), demo.databases.tenant(ada.tenant_id) as session:
+        jobs.remove_video(session, video_id, user_id=ada.user_id)
+    outcomes.cancel(demo, ada.tenant_id, older.id)
+    with demo.databases.tenant(ada.tenant_id) as session:
+        assert len(jobs.remove_video(session, video_id, user_id=ada.user_id)) == 1
+
+
+def test_a_file_that_a_job_takes_as_an_input_is_kept(demo: Backend, ada: Person) -> None:
+    video_id = orders.add_video(demo, ada)
+    with demo.databases.tenant(ada.tenant_id) as session:
+        file_id = videos.get(session, video_id, user_id=ada.user_id).original_file_id
+    orders.order(demo, ada, effect="image-invert", image=str(file_id))
+    with pytest.raises(VideoInUse), demo.databases.tenant(ada.tenant_id) as session:
+        jobs.remove_video(session, video_id, user_id=ada.user_id)
+
+
+def test_an_order_and_a_delete_of_its_video_do_not_both_succeed(postgres: Backend) -> None:
+    """The delete holds its locks while the order arrives: the order finds no video."""
+    catalog.seed_demo(postgres)
+    ada = make_person(postgres, tokens=100)
+    video_id = orders.add_video(postgres, ada)
+    with ThreadPoolExecutor(1) as thread:
+        with postgres.databases.tenant(ada.tenant_id) as session:
+            jobs.remove_video(session, video_id, user_id=ada.user_id)
+            ordering = thread.submit(order_for, postgres, ada, video_id)
+            time.sleep(0.3)  # long enough to reach the lock; correct however long
+        with pytest.raises(NotFound):
+            ordering.result(timeout=30)
+    assert balance(postgres, ada) == 100
+
+
+def test_the_same_report_twice_at_once_is_one_result(postgres: Backend) -> None:
+    catalog.seed_demo(postgres)
+    ada = make_person(postgres, tokens=100)
+    job = orders.order(postgres, ada)
+    lease = held(postgres)
+    with ThreadPoolExecutor(4) as threads:
+        reports = [
+            threads.submit(outcomes.complete, postgres, lease, outputs=[RESULT]) for _ in range(4)
+        ]
+        assert {report.result(timeout=30).status for report in reports} == {"completed"}
+    assert len(stored(postgres, job).outputs) == 1
+
+
+def test_whoever_gives_a_job_back_rings_for_it(demo: Backend, ada: Person) -> None:
+    orders.order(demo, ada)
+    outcomes.requeue(demo, held(demo), reason="spot")
+    held(demo)
+    reconcile.run_once(demo, now=utcnow() + timedelta(seconds=181))
+    demo.later.close()
+    with Redis.from_url(demo.settings.redis_url) as redis:
+        assert redis.llen("gpu-default") == 3  # ordered, given back, taken back
+
+
+def test_lost_tickets_are_rung_again(demo: Backend, ada: Person) -> None:
+    for _ in range(3):
+        orders.order(demo, ada)
+    demo.later.close()
+    with Redis.from_url(demo.settings.redis_url) as redis:
+        redis.flushdb()
+        for expected in (3, 0):
+            assert reconcile.run_once(demo).tickets_rung == expected
+            demo.later.close()
+            assert redis.llen("gpu-default") == 3
+
+
+def test_the_name_of_a_refund_cannot_be_taken_by_a_payment(demo: Backend, ada: Person) -> None:
+    job = orders.order(demo, ada)
+    with pytest.raises(InvalidInput):
+        money.credit(
+            demo,
+            user_id=ada.user_id,
+            amount=job.price_tokens,
+            provider_transaction_id=f"refund:{job.id}",
+            note=None,
+            actor="cli",
+        )

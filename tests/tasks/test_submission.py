@@ -7,10 +7,21 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
+import psycopg2
 import pytest
 from redis import Redis
 
-from models import effects, fleets, hot_path, jobs, ledger, ledger_audit
+from models import (
+    effects,
+    fleets,
+    hot_path,
+    jobs,
+    ledger,
+    ledger_audit,
+    prepared,
+    videos,
+    workflows,
+)
 from models.base import utcnow
 from models.errors import (
     EffectUnavailable,
@@ -164,6 +175,24 @@ def rows_of(backend: Backend, person: Person) -> dict[str, object]:
         }
 
 
+def test_the_hot_path_takes_a_video_as_the_plain_path_does(postgres: Backend) -> None:
+    ada, bob = make_person(postgres, tokens=50), make_person(postgres, tokens=50)
+    own, foreign = orders.add_video(postgres, ada), orders.add_video(postgres, bob)
+    payload = {"values": {}, "media": {"image": "image"}, "primary": "image"}
+    order = replace(plain_order(ada), input_payload=payload)
+    wrong_kind = replace(order, input_payload=payload | {"media": {"image": "video"}})
+    for refused in (
+        replace(order, video_id=foreign),
+        replace(order, video_id=uuid4()),
+        replace(wrong_kind, video_id=own),
+    ):
+        assert hot_path.submit(postgres.databases, ada.tenant_id, refused, max_active=5) is None
+    taken = replace(order, video_id=own)
+    assert hot_path.submit(postgres.databases, ada.tenant_id, taken, max_active=5) is not None
+    with postgres.databases.tenant(ada.tenant_id) as session:
+        assert videos.get(session, own, user_id=ada.user_id).status == "processing"
+
+
 @pytest.mark.parametrize("tokens", [50, 10])
 def test_the_hot_path_leaves_what_is_not_ordinary_to_the_plain_path(
     postgres: Backend, tokens: int
@@ -234,3 +263,50 @@ def test_a_job_that_nobody_can_dispatch_is_refunded(demo: Backend, person: MakeP
     [job] = all_jobs(demo, ada)
     assert (job.status, job.error_code) == (JobStatus.FAILED, "submission_timeout")
     assert balance(demo, ada) == 100
+
+
+def test_a_job_is_healed_for_the_workflow_it_was_ordered_with(
+    demo: Backend, person: MakePerson
+) -> None:
+    """Its effect uses another workflow, on another fleet, by the time it is healed."""
+    ada = person(tokens=100)
+    with demo.databases.central(read_only=True) as session:
+        offer = submission.find_offer(session, orders.EFFECT, stage=demo.settings.stage)
+    request = orders.request(ada, key="k")
+    with demo.databases.tenant(ada.tenant_id) as session:
+        jobs.submit(session, submission._order(request, offer), max_active=5)
+    with demo.databases.central() as session:
+        effect = session.query(effects.Effect).filter_by(slug=orders.EFFECT).one()
+        other = workflows.get(session, "slow-invert")
+        effect.workflow = other
+        fleet = fleets.put(session, stage=demo.settings.stage, slug="elsewhere", name="E")
+        fleets.assign(session, fleet, workflow_id=other.id)
+    job = orders.order(demo, ada, key="k")  # the same request again heals it
+    dispatch = orders.dispatch_of(demo, job)
+    assert dispatch is not None
+    assert (dispatch.workflow_id, dispatch.fleet_id) == (offer.effect.workflow_id, offer.fleet.id)
+
+
+def test_an_error_on_the_hot_path_leaves_the_pool_alone(postgres: Backend) -> None:
+    """One connection is thrown away, not all of them."""
+    engine = postgres.databases.engine("central")
+    pool = engine.pool
+    broken = prepared.Prepared("divide", "SELECT 1 / %(by)s", {"by": "integer"})
+    with pytest.raises(psycopg2.errors.DivisionByZero):
+        prepared.round_trip(engine, broken, values={"by": 0})
+    assert engine.pool is pool
+    assert prepared.round_trip(engine, broken, values={"by": 1}) == (1,)
+
+
+def test_a_price_that_changes_shows_after_a_moment(demo: Backend, person: MakePerson) -> None:
+    """Effects are remembered for a few seconds; the fixture asks for none."""
+    ada = person(tokens=100)
+    settings = replace(demo.settings, catalog_seconds=3600)
+    remembering = Backend.open(settings)
+    first = orders.order(remembering, ada)
+    with demo.databases.central() as session:
+        session.query(effects.Effect).filter_by(slug=orders.EFFECT).one().credits_cost = 77
+    assert orders.order(remembering, ada).price_tokens == first.price_tokens
+    remembering.offers.put(orders.EFFECT, None)  # as if the time were over
+    assert orders.order(remembering, ada).price_tokens == 77
+    remembering.close()

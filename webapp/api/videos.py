@@ -131,7 +131,6 @@ def delete(video_id: UUID) -> None:
     """Delete a video with its files"""
     who = principal()
     with backend().databases.tenant(who.tenant_id) as session:
-        video = videos.get(session, video_id, user_id=who.user_id, lock=True)
-        condemned = jobs.remove_video(session, video)
+        condemned = jobs.remove_video(session, video_id, user_id=who.user_id)
     # What this can't delete now, the sweeper will.
     each(condemned, lambda file: sweepers.purge(backend(), file))
