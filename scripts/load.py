@@ -21,9 +21,10 @@ class Outcome:
     def rate(self) -> float:
         return len(self.latencies) / self.seconds
 
-    def percentile(self, share: float) -> float:
-        ordered = sorted(self.latencies)
-        return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
 class Connection:
