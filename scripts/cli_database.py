@@ -89,8 +89,8 @@ def seed(
     backend = open_backend()
     seeded = catalog.seed_demo(backend)
     people = [
-        _put_person(backend, demo_email, demo_password, Role.USER),
-        _put_person(backend, admin_email, admin_password, Role.ADMIN),
+        put_person(backend, demo_email, demo_password, Role.USER),
+        put_person(backend, admin_email, admin_password, Role.ADMIN),
     ]
     backend.close()
     show(
@@ -103,7 +103,7 @@ def seed(
     )
 
 
-def _put_person(
+def put_person(
     backend: "Backend", email: str, password: str | None, role: "Role"
 ) -> dict[str, Any]:
     from models import users

@@ -22,13 +22,28 @@ def serve(host: str, port: int, workers: int, threads: int) -> None:
     create_app().extensions["comfyfleet"].close()
     click.echo(f"Serving on http://{host}:{port} (docs at /docs). Ctrl-C stops.")
     sys.stdout.flush()
-    arguments = [
-        "--bind", f"{host}:{port}", "--worker-class", "gthread", "--workers", str(workers),
-        "--threads", str(threads), "--graceful-timeout", "25", "--keep-alive", "75",
+    command = gunicorn_command(host=host, port=port, workers=workers, threads=threads)
+    os.execv(command[0], command)  # noqa: S606
+
+
+def gunicorn_command(
+    *,
+    host: str,
+    port: int,
+    workers: int,
+    threads: int,
+    graceful_seconds: int = 25,
+    log_level: str = "info",
+    access_log: bool = True,
+) -> list[str]:
+    command = [
+        sys.executable, "-m", "gunicorn", "--bind", f"{host}:{port}",
+        "--worker-class", "gthread", "--workers", str(workers), "--threads", str(threads),
+        "--graceful-timeout", str(graceful_seconds), "--keep-alive", "75",
         "--worker-tmp-dir", "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp",  # noqa: S108
         # The path without its query, which may hold the signature of a local file.
-        "--access-logfile", "-", "--access-logformat", '%(h)s "%(m)s %(U)s" %(s)s %(b)s %(L)ss',
-        "--config", "python:webapp.gunicorn_hooks", "--no-control-socket", "--preload",
-        "webapp.wsgi:app",
+        "--access-logformat", '%(h)s "%(m)s %(U)s" %(s)s %(b)s %(L)ss',
+        "--log-level", log_level, "--config", "python:webapp.gunicorn_hooks",
+        "--no-control-socket", "--preload",
     ]  # fmt: skip
-    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", *arguments])  # noqa: S606
+    return [*command, *(["--access-logfile", "-"] if access_log else []), "webapp.wsgi:app"]

@@ -43,6 +43,25 @@ def redis(
     directory: Path, *, port: int = 0, password: str = "", persistent: bool = False
 ) -> Iterator[str]:
     """A Valkey or Redis; yields its URL. Port 0 takes a free one; `persistent` keeps the data."""
+    command = redis_command(directory, password=password, persistent=persistent)
+    with running(
+        Program(name="Redis", log=directory / "redis.log"),
+        lambda port: [*command, "--port", str(port)],
+        lambda port, pid: redis_answers(redis_url(port, password), pid),
+        port=port,
+    ) as chosen:
+        yield redis_url(chosen, password)
+
+
+def redis_url(port: int, password: str = "") -> str:
+    login = f":{quote(password, safe='')}@" if password else ""
+    return f"redis://{login}127.0.0.1:{port}/0"
+
+
+def redis_command(
+    directory: Path, *, password: str = "", persistent: bool = False
+) -> list[str | Path]:
+    """What starts the server, but for its port: its configuration is written here."""
     binary = _redis_binary()
     directory.mkdir(parents=True, exist_ok=True)
     lines = [
@@ -56,14 +75,7 @@ def redis(
     config = directory.resolve() / "redis.conf"
     config.touch(mode=0o600)  # arguments could be read by every user of the machine
     config.write_text("\n".join(lines) + "\n")
-    login = f":{quote(password, safe='')}@" if password else ""
-    with running(
-        Program(name="Redis", log=directory / "redis.log"),
-        lambda port: [binary, config, "--port", str(port)],
-        lambda port, pid: _redis_answers(f"redis://{login}127.0.0.1:{port}/0", pid),
-        port=port,
-    ) as chosen:
-        yield f"redis://{login}127.0.0.1:{chosen}/0"
+    return [binary, config]
 
 
 @contextmanager
@@ -103,7 +115,7 @@ def _redis_binary() -> Path:
     )
 
 
-def _redis_answers(url: str, pid: int) -> bool:
+def redis_answers(url: str, pid: int) -> bool:
     once = Retry(NoBackoff(), retries=0)  # by itself the client would wait seconds and try again
     with Redis.from_url(url, socket_timeout=CONNECT_SECONDS, retry=once) as client:
         try:
