@@ -1,0 +1,226 @@
+"""Files that graphs need, kept on disk by the SHA-256 of their content.
+
+A file has its final name only when it is whole and its hash was right; until then it is a
+.part, and whatever a crash leaves of those is swept at the next start. Whoever uses a file
+holds a shared lock on it, whoever downloads or evicts it an exclusive one. The kernel keeps the
+locks, so they hold between processes and end with them.
+"""
+
+import fcntl
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+import requests
+
+from gpu_worker.downloads import AssetGone, AssetUnavailable, Downloaded, Patience, download, shown
+from gpu_worker.provider import Stopped
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["AssetCache", "AssetDamaged", "AssetGone", "AssetUnavailable", "Patience"]
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_KEPT = re.compile(r"(?P<hash>[0-9a-f]{64})-(?P<size>\d+)")  # the size tells a damaged file
+_LOOK_SECONDS = 0.05
+_TRIES = 2  # of a download whose content is not what was promised
+
+
+class AssetDamaged(AssetUnavailable):
+    """What came is not what was promised."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """An open file under a lock."""
+
+    path: Path
+    file: BinaryIO
+
+    def let_go(self, *, remove: bool) -> None:
+        if remove:
+            self.path.unlink(missing_ok=True)
+        with suppress(OSError):  # what could not be written before can't be now
+            self.file.close()
+
+
+class AssetCache:
+    """Safe to share between threads; a folder is safe to share between processes."""
+
+    def __init__(self, folder: Path, max_bytes: int, *, patience: Patience | None = None) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._patience = patience or Patience()
+        self._session = requests.Session()
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._nobody_else():
+            self._sweep()
+            self._make_room()
+
+    def close(self) -> None:
+        self._session.close()
+
+    @contextmanager
+    def fetch(
+        self, url: str, content_hash: str | None, *, stop: threading.Event | None = None
+    ) -> Iterator[Path]:
+        """The file, for reading only, and there for as long as the `with` block lasts.
+
+        Without a hash nothing is kept. Raises AssetGone, AssetDamaged, AssetUnavailable, or
+        Stopped soon after `stop` is set.
+        """
+        stop = stop or threading.Event()
+        self._folder.mkdir(parents=True, exist_ok=True)  # a person may have cleared it
+        if content_hash:
+            held, temporary = self._get(url, _checked(content_hash), stop)
+        else:
+            held, temporary = self._get_unnamed(url, stop), True
+        try:
+            yield held.path
+        finally:
+            held.let_go(remove=temporary)
+
+    def _get(self, url: str, content_hash: str, stop: threading.Event) -> tuple[_Held, bool]:
+        """The file, and whether it is to be removed afterwards."""
+        ends_at = time.monotonic() + self._patience.longest_seconds
+        part = self._folder / f"{content_hash}.part"
+        while True:
+            if kept := self._kept(content_hash):
+                return kept, False
+            if held := _locked(part):
+                return self._fill(held, url, content_hash, stop)
+            # Somebody is downloading it right now: theirs will do.
+            if time.monotonic() > ends_at:
+                raise AssetUnavailable(f"{shown(url)} is being downloaded, but takes too long.")
+            if stop.wait(_LOOK_SECONDS):
+                raise Stopped
+
+    def _get_unnamed(self, url: str, stop: threading.Event) -> _Held:
+        held = self._new_part()
+        try:
+            self._download(url, held.file, stop)
+        except BaseException:
+            held.let_go(remove=True)
+            raise
+        return held
+
+    def _fill(
+        self, part: _Held, url: str, content_hash: str, stop: threading.Event
+    ) -> tuple[_Held, bool]:
+        try:
+            if kept := self._kept(content_hash):  # came while we went for the lock
+                part.let_go(remove=True)
+                return kept, False
+            size_bytes = self._download_as_promised(url, content_hash, part.file, stop)
+            return self._place(part, content_hash, size_bytes)
+        except BaseException:
+            part.let_go(remove=True)
+            raise
+
+    def _download_as_promised(
+        self, url: str, content_hash: str, file: BinaryIO, stop: threading.Event
+    ) -> int:
+        for _ in range(_TRIES):
+            came = self._download(url, file, stop)
+            if came.sha256 == content_hash:
+                return came.size_bytes
+            logger.warning("%s has the hash %s, not %s.", shown(url), came.sha256, content_hash)
+        raise AssetDamaged(f"{shown(url)} has the hash {came.sha256}, not {content_hash}.")
+
+    def _download(self, url: str, file: BinaryIO, stop: threading.Event) -> Downloaded:
+        return download(self._session, url, file, patience=self._patience, stop=stop)
+
+    def _place(self, part: _Held, content_hash: str, size_bytes: int) -> tuple[_Held, bool]:
+        """Give the file its name. Nobody can evict it before it is locked as used."""
+        if size_bytes > self._max_bytes:
+            path = self._folder / f"{uuid4().hex}.part"  # so that others need not wait for us
+            os.replace(part.path, path)
+            return _Held(path, part.file), True
+        path = self._folder / f"{content_hash}-{size_bytes}"
+        with self._nobody_else():
+            if kept := self._kept(content_hash):  # one in use must not be replaced
+                part.let_go(remove=True)
+                return kept, False
+            os.replace(part.path, path)
+            fcntl.flock(part.file, fcntl.LOCK_SH)
+            self._make_room()
+        return _Held(path, part.file), False
+
+    def _kept(self, content_hash: str) -> _Held | None:
+        """The file from the cache, locked as used; None if it is not there or damaged."""
+        for path in self._folder.glob(f"{content_hash}-*"):
+            if held := _locked(path, shared=True):
+                if os.fstat(held.file.fileno()).st_size == _size_of_name(path):
+                    os.utime(held.file.fileno())  # used just now
+                    return held
+                logger.warning("The cached file %s is damaged; fetching it again.", path.name)
+                held.let_go(remove=False)  # the download replaces it
+        return None
+
+    def _new_part(self) -> _Held:
+        while True:
+            if held := _locked(self._folder / f"{uuid4().hex}.part"):
+                return held
+
+    def _make_room(self) -> None:
+        """Evict what was used longest ago. The caller has the folder to itself."""
+        kept = [path for path in self._folder.iterdir() if _KEPT.fullmatch(path.name)]
+        states = {path: path.stat() for path in kept}
+        too_many_bytes = sum(state.st_size for state in states.values()) - self._max_bytes
+        for path in sorted(kept, key=lambda one: states[one].st_mtime_ns):
+            if too_many_bytes <= 0:
+                return
+            if held := _locked(path):
+                held.let_go(remove=True)
+                too_many_bytes -= states[path].st_size
+
+    def _sweep(self) -> None:
+        """Remove what crashes left: the parts that nobody holds."""
+        for path in self._folder.glob("*.part"):
+            if held := _locked(path):
+                held.let_go(remove=True)
+
+    @contextmanager
+    def _nobody_else(self) -> Iterator[None]:
+        """Names appear and go one process at a time."""
+        with (self._folder / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _checked(content_hash: str) -> str:
+    if not _HASH.fullmatch(content_hash.lower()):
+        raise AssetDamaged("A content hash must be 64 hexadecimal digits.")
+    return content_hash.lower()
+
+
+def _size_of_name(path: Path) -> int:
+    found = _KEPT.fullmatch(path.name)
+    return int(found["size"]) if found else -1
+
+
+def _locked(path: Path, *, shared: bool = False) -> _Held | None:
+    """Open and lock a file; a shared lock needs it to exist. None if it can't be had now."""
+    try:
+        file = path.open("rb" if shared else "a+b")
+    except FileNotFoundError:
+        if shared:
+            return None
+        raise
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        # Between opening and locking, the file may have been removed or got another name.
+        if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+            return _Held(path, file)
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    file.close()
+    return None
