@@ -1,0 +1,229 @@
+"""The provider `self_hosted`: the ComfyUI beside the worker.
+
+Whatever a run ends in, nothing of it is left at work there: a prompt whose end was not seen
+is cancelled before anybody hears of the failure. A ComfyUI that was stuck has to run a tiny
+prompt before it is trusted with the next job.
+"""
+
+import logging
+import random
+import re
+import threading
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from gpu_worker import comfyui_errors, graph, leftovers, outputs
+from gpu_worker.cancellation import cancel
+from gpu_worker.comfyui import ComfyUI, Refused
+from gpu_worker.comfyui_socket import opened
+from gpu_worker.comfyui_watch import Stalled, Stalls, Watch
+from gpu_worker.graph import Graph, Meter
+from gpu_worker.outputs import Output, SavedText
+from gpu_worker.patience import Patience
+from gpu_worker.provider import Asset, JobFailed, OutputFile, Progress, Unwell, Work
+
+logger = logging.getLogger(__name__)
+
+STATS_SECONDS = 3.0
+CANARY_SECONDS = 10.0
+LAST_LOOK_SECONDS = 1.0
+_NAME_CHARACTERS = 32
+
+
+class SelfHosted:
+    """One run at a time."""
+
+    name = "self_hosted"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        stall_seconds: float = 300,
+        queue_stall_seconds: float = 30,
+        tidy_folder: Path | None = None,
+    ) -> None:
+        self.comfyui = ComfyUI(url)
+        self.stalls = Stalls(running_seconds=stall_seconds, queued_seconds=queue_stall_seconds)
+        self.tidy_folder = tidy_folder
+        self.suspicious = False  # whether the next check has to see a prompt run
+
+    def close(self) -> None:
+        self.comfyui.close()
+
+    def check(self) -> None:
+        try:
+            self.comfyui.stats(seconds=STATS_SECONDS)
+            if self.suspicious:
+                self._run_canary()
+        except Refused as refused:
+            raise Unwell(str(refused)) from refused
+        self.suspicious = False
+
+    def run(self, work: Work, *, progress: Progress, stop: threading.Event) -> list[OutputFile]:
+        patience = Patience(stop=stop, deadline_seconds=work.deadline_seconds)
+        graph.require_runnable(work.graph, output_node_id=work.output_node_id)
+        run = _Run(self, work, progress=progress, patience=patience)
+        try:
+            files = run.to_the_end()
+        except Refused as refused:
+            raise Unwell(str(refused)) from refused
+        finally:
+            if self.tidy_folder is not None:
+                run.tidy(self.tidy_folder)
+        progress(1.0, None)
+        return files
+
+    def execute(
+        self,
+        filled: Graph,
+        *,
+        prompt_id: str,
+        names: comfyui_errors.Names,
+        progress: Progress,
+        patience: Patience,
+        stalls: Stalls,
+    ) -> dict[str, Any]:
+        """Run a graph; its history entry, whether it succeeded or failed."""
+        with opened(self.comfyui.url) as socket:
+            patience.check()
+            try:
+                accepted = self.comfyui.submit(
+                    filled, prompt_id=prompt_id, client_id=socket.client_id
+                )
+                prompt_id = accepted.prompt_id  # an older ComfyUI makes its own
+                if accepted.node_errors:
+                    raise comfyui_errors.partial_acceptance(accepted.node_errors, names=names)
+                return Watch(
+                    self.comfyui,
+                    socket,
+                    prompt_id=prompt_id,
+                    meter=Meter(filled),
+                    progress=progress,
+                    patience=patience,
+                    stalls=stalls,
+                ).until_end()
+            except Refused as refused:
+                raise comfyui_errors.refusal(refused.status, refused.body, names=names) from None
+            except BaseException as trouble:
+                is_over = cancel(self.comfyui, prompt_id)
+                self.suspicious = self.suspicious or not is_over or isinstance(trouble, Stalled)
+                raise
+
+    def _run_canary(self) -> None:
+        patience = Patience(stop=threading.Event(), deadline_seconds=CANARY_SECONDS)
+        try:
+            entry = self.execute(
+                _canary(),
+                prompt_id=str(uuid4()),
+                names={},
+                progress=lambda _share, _node: None,
+                patience=patience,
+                stalls=Stalls(running_seconds=CANARY_SECONDS, queued_seconds=CANARY_SECONDS),
+            )
+        except JobFailed as failed:
+            raise Unwell("ComfyUI answers but runs nothing.", trace=failed.message) from failed
+        if failure := comfyui_errors.failure_of(entry, names={}):
+            raise Unwell("ComfyUI can't run the simplest prompt.", trace=failure.trace)
+
+
+class _Run:
+    """One job at one ComfyUI, and what it left there."""
+
+    def __init__(
+        self, provider: SelfHosted, work: Work, *, progress: Progress, patience: Patience
+    ) -> None:
+        self.provider, self.comfyui, self.work = provider, provider.comfyui, work
+        self.progress, self.patience = progress, patience
+        self.prompt_id = str(uuid4())
+        self.uploads: dict[str, str] = {}  # ComfyUI's name of each file, and the user's
+        self.entry: dict[str, Any] | None = None
+
+    def to_the_end(self) -> list[OutputFile]:
+        names = {asset.placeholder: self._upload(asset) for asset in self.work.assets}
+        self.entry = self.provider.execute(
+            graph.fill(self.work.graph, names),
+            prompt_id=self.prompt_id,
+            names=self.uploads,
+            progress=self.progress,
+            patience=self.patience,
+            stalls=self.provider.stalls,
+        )
+        if failure := comfyui_errors.failure_of(self.entry, names=self.uploads):
+            raise failure
+        made = outputs.found(self.entry.get("outputs"), output_node_id=self.work.output_node_id)
+        if not made:
+            raise JobFailed("The workflow ended without a result.", code="no_output")
+        return [
+            self._fetch(output, name=name, number=number)
+            for number, (output, name) in enumerate(zip(made, outputs.names_for(made), strict=True))
+        ]
+
+    def _upload(self, asset: Asset) -> str:
+        try:
+            name = self.comfyui.upload(
+                asset.path, name=_upload_name(asset), check=self.patience.check
+            )
+        except Refused as refused:
+            if refused.status == 413:
+                raise JobFailed(
+                    f"{asset.filename} is larger than ComfyUI takes.", code="input_too_large"
+                ) from None
+            raise
+        self.uploads[name] = asset.filename
+        return name
+
+    def _fetch(self, output: Output, *, name: str, number: int) -> OutputFile:
+        mime_type = outputs.mime_type_of(output)
+        path = self.work.folder / f"output-{number}.{outputs.ENDINGS[mime_type]}"
+        if isinstance(output, SavedText):
+            path.write_text(output.text, encoding="utf-8")
+            return OutputFile(name=name, mime_type=mime_type, path=path)
+        try:
+            self.comfyui.download(
+                filename=output.filename,
+                subfolder=output.subfolder,
+                to=path,
+                check=self.patience.check,
+            )
+        except Refused as refused:
+            if refused.status != 404:
+                raise JobFailed(
+                    "ComfyUI does not hand out the result.", code="no_output", trace=str(refused)
+                ) from None
+            # Answered from the cache with the name of a file that is gone.
+            self.comfyui.forget_cache()
+            raise Unwell("The result is gone from ComfyUI's output folder.") from None
+        return OutputFile(name=name, mime_type=mime_type, path=path)
+
+    def tidy(self, folder: Path) -> None:
+        if self.entry is None:
+            self.entry = self._last_entry()
+        made = (self.entry or {}).get("outputs")
+        leftovers.remove(
+            folder, uploads=self.uploads, outputs=outputs.found(made, output_node_id=None)
+        )
+
+    def _last_entry(self) -> dict[str, Any] | None:
+        """A run that was cut short may have saved something before."""
+        try:
+            return self.comfyui.history(self.prompt_id, seconds=LAST_LOOK_SECONDS)
+        except (Unwell, Refused):
+            return None
+
+
+def _upload_name(asset: Asset) -> str:
+    """By content, so that ComfyUI stores a file that it has already only once."""
+    stem = re.sub(r"[^A-Za-z0-9]", "", asset.content_hash)[:_NAME_CHARACTERS] or uuid4().hex
+    own = re.sub(r"[^a-z0-9]", "", asset.filename.rpartition(".")[2].lower())[:8]
+    return f"{stem}.{outputs.ENDINGS.get(asset.mime_type) or own or 'bin'}"
+
+
+def _canary() -> Graph:
+    size = {"width": 16, "height": 16, "batch_size": 1}
+    colour = random.randrange(1 << 24)  # noqa: S311 - never one that the cache has
+    return {
+        "1": {"class_type": "EmptyImage", "inputs": {**size, "color": colour}},
+        "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
+    }
