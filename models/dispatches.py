@@ -118,6 +118,7 @@ class Dispatch(CentralBase):
     cancel_requested_at: Mapped[datetime | None]
     progress: Mapped[float] = mapped_column(default=0.0)
     current_node: Mapped[str | None]
+    upload_names: Mapped[list[Any] | None]  # outputs that this lease got addresses of their own for
     last_error: Mapped[str | None]
     duration_seconds: Mapped[float | None]
     leased_at: Mapped[datetime | None]
@@ -133,17 +134,17 @@ class Lease:
     token: UUID
 
 
-def _held(session: Session, lease: Lease, *, answer_again: tuple[str, ...]) -> Dispatch:
+def _held(
+    session: Session, lease: Lease, *, answer_again: tuple[str, ...], lock: bool = True
+) -> Dispatch:
     """The dispatch of a lease that is still good. The one place where the rest are refused.
 
     `answer_again` names the states in which this very lease may have left the row: then
     the report is a repeat, and the caller returns the row as it is.
     """
+    query = select(Dispatch).where(Dispatch.id == lease.dispatch_id)
     dispatch = session.scalar(
-        select(Dispatch)
-        .where(Dispatch.id == lease.dispatch_id)
-        .with_for_update()
-        .execution_options(populate_existing=True)
+        (query.with_for_update() if lock else query).execution_options(populate_existing=True)
     )
     if (
         dispatch is None
@@ -162,7 +163,7 @@ def check(session: Session, lease: Lease, *, requeued: bool = False) -> Dispatch
     happened to the job. `requeued`: this lease may have given the row back before.
     """
     again = (DispatchStatus.QUEUED, *ENDED) if requeued else ENDED
-    return _held(session, lease, answer_again=again)
+    return _held(session, lease, answer_again=again, lock=False)
 
 
 def extend(
@@ -172,6 +173,7 @@ def extend(
     seconds: int,
     progress: float | None = None,
     current_node: str | None = None,
+    upload_names: list[str] | None = None,
     now: datetime | None = None,
 ) -> Dispatch:
     """A heartbeat. An expired lease that nobody has taken yet lives on.
@@ -188,6 +190,9 @@ def extend(
         dispatch.progress = max(dispatch.progress, min(progress, 1.0))
     if current_node is not None:
         dispatch.current_node = current_node
+    if upload_names:
+        known: list[str] = dispatch.upload_names or []
+        dispatch.upload_names = [*known, *(n for n in upload_names if n not in known)]
     return dispatch
 
 
@@ -198,17 +203,18 @@ def retry(
     error: str,
     backoff_seconds: float = 0,
     now: datetime | None = None,
-) -> bool:
-    """Something around the job went wrong: try again later. False if that was the last try."""
-    dispatch = _held(session, lease, answer_again=(DispatchStatus.QUEUED,))
-    if dispatch.status == DispatchStatus.QUEUED:
-        return True
-    if dispatch.attempts >= dispatch.max_attempts:
-        return False
-    now = now or utcnow()
-    _release(dispatch, error=error, now=now)
-    dispatch.available_at = now + timedelta(seconds=backoff_seconds) if backoff_seconds else None
-    return True
+) -> Dispatch:
+    """Something around the job went wrong: try again later, if a try is left.
+
+    On the last try the row is returned as it is, still leased: its job has to be failed.
+    """
+    dispatch = _held(session, lease, answer_again=(DispatchStatus.QUEUED, *ENDED))
+    if dispatch.status == DispatchStatus.LEASED and dispatch.attempts < dispatch.max_attempts:
+        now = now or utcnow()
+        _release(dispatch, error=error, now=now)
+        pause = timedelta(seconds=backoff_seconds)
+        dispatch.available_at = now + pause if backoff_seconds else None
+    return dispatch
 
 
 def requeue(
@@ -276,6 +282,21 @@ def expire(session: Session, *, limit: int = 1000, now: datetime | None = None) 
             updated_at=now,
         )
         .returning(Dispatch)
+        .execution_options(synchronize_session=False)
+    )
+    return list(session.scalars(statement))
+
+
+def abandon(
+    session: Session, *, fleet_id: UUID, worker_id: str, now: datetime | None = None
+) -> list[UUID]:
+    """This worker is gone, or began anew: what it held may be leased again at once."""
+    now = now or utcnow()
+    statement = (
+        update(Dispatch)
+        .where(LEASED, Dispatch.fleet_id == fleet_id, Dispatch.worker_id == worker_id)
+        .values(lease_expires_at=now, last_error="The worker went away.", updated_at=now)
+        .returning(Dispatch.id)
         .execution_options(synchronize_session=False)
     )
     return list(session.scalars(statement))

@@ -19,6 +19,8 @@
     ├── AlreadyRefunded               409    already_refunded
     ├── VideoInUse                    409    video_in_use
     ├── NotPossibleNow                409    not_possible_now
+    ├── WorkerIdTaken                 409    worker_id_taken
+    ├── FleetFull                     409    fleet_full
     ├── TooManyActiveJobs             429    too_many_active_jobs  (retry_after_seconds)
     ├── RateLimited                   429    rate_limited          (retry_after_seconds)
     └── DependencyUnavailable         503    dependency_unavailable (retry_after_seconds)
@@ -145,6 +147,16 @@ class VideoInUse(Refusal):
 class NotPossibleNow(Refusal):
     status, code = 409, "not_possible_now"
     title = "The thing is not in a state that allows this."
+
+
+class WorkerIdTaken(Refusal):
+    status, code = 409, "worker_id_taken"
+    title = "Another worker has this id."
+
+
+class FleetFull(Refusal):
+    status, code = 409, "fleet_full"
+    title = "The fleet has all the workers it may have."
 
 
 class TooManyActiveJobs(Refusal):

@@ -74,7 +74,7 @@ def serving(session: Session, *, workflow_id: UUID, stage: str) -> Fleet | None:
 
 def assign(session: Session, fleet: Fleet, *, workflow_id: UUID) -> None:
     """Run a workflow on this fleet from now on. Its waiting dispatches move along."""
-    from models import lanes
+    from models import lanes, workers
 
     mapping = session.scalar(
         select(WorkflowFleet).where(
@@ -87,3 +87,4 @@ def assign(session: Session, fleet: Fleet, *, workflow_id: UUID) -> None:
         lanes.move(session, workflow_id=workflow_id, source=mapping.fleet_id, target=fleet.id)
         mapping.fleet_id = fleet.id
     session.flush()
+    workers.give_workflow(session, fleet_id=fleet.id, workflow_id=workflow_id)

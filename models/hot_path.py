@@ -169,46 +169,18 @@ def join(databases: Databases, **values: Any) -> UUID | None:
     return dispatch_id if made else None
 
 
-def lease(
-    databases: Databases,
-    *,
-    fleet_id: UUID,
-    providers: list[str],
-    workflow_ids: list[UUID],
-    worker_id: str,
-    lease_seconds: int,
-) -> Dispatch | None:
-    """The same as lanes.lease, in a transaction of its own. The row returned is a copy."""
-    if not providers or not workflow_ids:
-        return None
-    statement, constants = _lease_statement(tuple(sorted(set(providers))))
-    values = lanes.lease_values(fleet_id, workflow_ids, worker_id, lease_seconds, utcnow())
-    row = round_trip(databases.engine("central"), statement, values=constants | values)
-    return _copy_of(row) if row else None
-
-
-def _copy_of(row: tuple[Any, ...]) -> Dispatch:
-    columns = Dispatch.__table__.columns.keys()
-    return Dispatch(**dict(zip(columns, row, strict=True)))
-
-
-@cache
-def _lease_statement(providers: tuple[str, ...]) -> tuple[Prepared, dict[str, Any]]:
-    return _spell_out(
-        f"lease_{'_'.join(providers)}", lanes.lease_statement("postgresql", providers)
-    )
-
-
 @cache
 def _join_statement() -> tuple[Prepared, dict[str, Any]]:
-    return _spell_out("join_lane", lanes.join_statement("postgresql").returning(Dispatch.id))
+    statement = lanes.join_statement("postgresql").returning(Dispatch.id)
+    text, types, constants = spell_out(statement)
+    return Prepared("join_lane", text, types), constants
 
 
-def _spell_out(name: str, statement: Any) -> tuple[Prepared, dict[str, Any]]:
-    """The very statement of lanes.py as text, with the values that never change."""
+def spell_out(statement: Any) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """A statement of lanes.py as text, the types of its parameters, and the constant ones."""
     dialect = psycopg2.dialect()  # type: ignore[no-untyped-call]
     compiled = statement.compile(dialect=dialect)
     binds = compiled.bind_names.items()
     types = {bound: bind.type.compile(dialect=dialect) for bind, bound in binds}
     constants = {bound: bind.value for bind, bound in binds if not bind.required}
-    return Prepared(name, str(compiled), types), constants
+    return str(compiled), types, constants

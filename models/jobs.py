@@ -257,6 +257,20 @@ def start(session: Session, job_id: UUID, *, now: datetime | None = None) -> Job
     return job
 
 
+def media_files(session: Session, job: Job) -> dict[str, File]:
+    """The file behind each media property of a job."""
+    payload = job.input_payload
+    found: dict[str, File] = {}
+    for name in payload["media"]:
+        if job.video_id is not None and name == payload["primary"]:
+            video = videos.get(session, job.video_id, user_id=job.user_id)
+            found[name] = video.original_file
+        else:
+            file_id = UUID(payload["values"][name])
+            found[name] = files.get(session, file_id, user_id=job.user_id)
+    return found
+
+
 def back_to_queue(session: Session, job_id: UUID) -> Job:
     """The worker gave it back, or was lost."""
     job = _lock(session, job_id)

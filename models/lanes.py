@@ -22,6 +22,7 @@ from sqlalchemy import (
     bindparam,
     func,
     literal,
+    null,
     or_,
     select,
     text,
@@ -196,6 +197,7 @@ def lease_statement(dialect: str, providers: tuple[str, ...]) -> Any:
             available_at=None,
             progress=0.0,
             current_node=None,
+            upload_names=null(),
         )
         .returning(Dispatch)
         .execution_options(synchronize_session=False)
@@ -301,10 +303,15 @@ def move(session: Session, *, workflow_id: UUID, source: UUID, target: UUID) -> 
     return changed_rows(moved)
 
 
-def waiting(session: Session, *, fleet_id: UUID, limit: int) -> list[UUID]:
-    """Dispatches that wait for a fleet, at most so many."""
-    query = select(Dispatch.id).where(Dispatch.fleet_id == fleet_id, READY).limit(limit)
-    return list(session.scalars(query))
+def waiting(
+    session: Session, *, fleet_id: UUID, limit: int, now: datetime | None = None
+) -> list[UUID]:
+    """Dispatches that a fleet could lease now, at most so many."""
+    here = Dispatch.fleet_id == fleet_id
+    due = and_(here, BACKING_OFF, Dispatch.available_at <= (now or utcnow()))
+    ready = select(Dispatch.id).where(here, READY).limit(limit)
+    backed_off = select(Dispatch.id).where(due).limit(limit)
+    return [*session.scalars(ready), *session.scalars(backed_off)][:limit]
 
 
 def position(session: Session, dispatch: Dispatch) -> int | None:

@@ -13,7 +13,7 @@ no second record that could disagree with the first.
 import re
 import unicodedata
 from urllib.parse import quote
-from uuid import UUID, uuid4
+from uuid import UUID, uuid5
 
 from models.errors import MediaNotAllowed
 
@@ -36,6 +36,7 @@ EXTENSIONS = {
     "application/json": "json",
     "application/octet-stream": "bin",
 }
+KINDS = {"model": "3d", "application": "file"}  # of other types it is the word before the slash
 _TYPES = {extension: mime_type for mime_type, extension in EXTENSIONS.items()}
 
 # Folders have no dot and names have exactly one: "..", hidden files, and a file that is
@@ -54,9 +55,15 @@ def input_key(tenant_id: UUID | str, file_id: UUID | str, mime_type: str) -> str
     return check(f"tenants/{tenant_id}/files/{file_id}.{extension(mime_type)}")
 
 
-def output_key(tenant_id: UUID | str, job_id: UUID | str, mime_type: str) -> str:
-    """A new key at each call, so that a worker that lost its lease can't overwrite the next."""
-    return check(f"tenants/{tenant_id}/ai-jobs/{job_id}/output-{uuid4()}.{extension(mime_type)}")
+def output_key(
+    tenant_id: UUID | str, job_id: UUID | str, mime_type: str, *, lease_token: UUID, name: str = ""
+) -> str:
+    """Follows from the lease, so nobody has to remember it between two calls of a worker.
+
+    Another lease has other keys: a worker that lost its own can't overwrite the next one's.
+    """
+    output = uuid5(lease_token, name)
+    return check(f"tenants/{tenant_id}/ai-jobs/{job_id}/output-{output}.{extension(mime_type)}")
 
 
 def graph_key(content_hash: str) -> str:
@@ -70,6 +77,12 @@ def extension(mime_type: str) -> str:
         raise MediaNotAllowed(
             "Files of this type are not stored. Known types: " + ", ".join(EXTENSIONS) + "."
         ) from None
+
+
+def kind(mime_type: str) -> str:
+    """What a person calls it: image, video, audio, text, 3d or file."""
+    family = mime_type.partition("/")[0]
+    return KINDS.get(family, family)
 
 
 def check(key: str, mime_type: str | None = None) -> str:

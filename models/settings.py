@@ -69,7 +69,23 @@ class Settings:
     max_active_jobs: int = setting(5, "Active jobs a user may have at once.")
     max_attempts: int = setting(3, "Times a job is tried before it is given up.")
     lease_seconds: int = setting(180, "How long a worker holds a job without a heartbeat.")
-    heartbeat_seconds: int = setting(30, "How often a worker reports while nobody watches.")
+    heartbeat_seconds: int = setting(30, "How often a worker reports, at the longest.")
+    job_seconds: int = setting(3600, "How long a worker may work on one try of a job.")
+    retry_seconds: int = setting(
+        10, "Pause before a job's third try, if it went wrong through no fault of its own."
+    )
+    fleet_secrets: str = setting(
+        "",
+        "What workers show to register: SECRET (any fleet) or SLUG=SECRET, separated by spaces; "
+        "several are valid at once.",
+    )
+    worker_gone_seconds: int = setting(
+        180, "A worker not heard of for this long has left: its id and its place are free."
+    )
+    check_instances: str = setting(
+        "off",
+        "`on`: a worker called like an EC2 instance must be in its fleet's Auto Scaling Group.",
+    )
     submitting_timeout_seconds: int = setting(
         300, "A job still in `submitting` after this is failed and refunded."
     )
@@ -77,7 +93,8 @@ class Settings:
 
     access_token_days: int = setting(30, "Lifetime of a sign-in.")
     rate_limits: str = setting(
-        "auth=20/minute submit=600/minute upload=120/minute api=1200/minute",
+        "auth=20/minute register=10/minute submit=600/minute upload=120/minute api=1200/minute "
+        "worker=30000/minute",
         "Requests allowed per token (before sign-in: per IP), by class of call.",
     )
     trusted_proxies: int = setting(0, "Proxies in front of the webapp that set X-Forwarded-For.")
@@ -96,6 +113,17 @@ class Settings:
     @property
     def pools(self) -> dict[str, str]:
         return _pairs("pool_urls", self.pool_urls)
+
+    def fleet_secrets_for(self, slug: str) -> list[str]:
+        """Every secret that opens this fleet."""
+        valid = []
+        for word in self.fleet_secrets.split():
+            fleet, equals, secret = word.partition("=")
+            if not (equals and secret):
+                valid.append(word)
+            elif fleet == slug:
+                valid.append(secret)
+        return valid
 
     @property
     def owners(self) -> dict[str, str]:

@@ -1,13 +1,26 @@
-"""GPU workers that registered themselves, and the workflows each of them may run."""
+"""GPU workers that registered themselves, and the workflows each of them may run.
 
+A worker's name (`worker_id`, usually the id of its instance) is its own choice; its token
+is ours, 64 characters that are shown once and stored as a hash. A name belongs to whoever
+has its token until nothing was heard of it for a while.
+"""
+
+import hashlib
+import secrets
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy import CheckConstraint, ForeignKey, Index, delete, func, insert, select, update
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from models.base import CentralBase, new_id, utcnow
+from models.base import CentralBase, new_id, row_id, utcnow
+from models.errors import FleetFull, Forbidden, NotFound, Unauthorized, WorkerIdTaken
+from models.fleets import Fleet, WorkflowFleet
+from models.workflows import Workflow
+
+TOKEN_BYTES = 32  # 64 characters as hexadecimal digits
 
 
 class Worker(CentralBase):
@@ -43,3 +56,153 @@ class WorkerWorkflow(CentralBase):
     workflow_id: Mapped[UUID] = mapped_column(
         ForeignKey("workflows.id", ondelete="CASCADE"), primary_key=True, index=True
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """A worker that showed its token, as far as a call needs to know it."""
+
+    id: UUID
+    worker_id: str
+    fleet_id: UUID
+    fleet_slug: str
+    providers: list[str]
+    workflow_ids: list[UUID]
+    is_draining: bool
+
+    @property
+    def actor(self) -> str:
+        return f"worker:{self.worker_id}"
+
+
+def register(
+    session: Session,
+    *,
+    fleet: Fleet,
+    worker_id: str,
+    token: str,
+    providers: list[str],
+    capabilities: dict[str, Any],
+    max_concurrency: int,
+    gone_before: datetime,
+    old_token: str | None = None,
+) -> list[Workflow]:
+    """Let a worker in; returns the workflows it may run.
+
+    A name in use is refused, unless its holder was not heard of since `gone_before`, or it
+    is the holder itself (`old_token`) that starts anew. The fleet's row is locked, so that
+    no two workers take its last place.
+    """
+    session.execute(select(Fleet.id).where(Fleet.id == fleet.id).with_for_update())
+    namesake = session.scalar(select(Worker).where(Worker.worker_id == worker_id))
+    if namesake is not None:
+        is_same = old_token is not None and namesake.token_hash == token_hash(old_token)
+        if not is_same and namesake.last_seen_at >= gone_before:
+            raise WorkerIdTaken(f"A worker called {worker_id!r} is at work. Stop it first.")
+        remove(session, namesake.id)
+    if count_present(session, fleet_id=fleet.id, gone_before=gone_before) >= fleet.max_workers:
+        raise FleetFull(f"The fleet {fleet.slug!r} has its {fleet.max_workers} workers.")
+    worker = Worker(
+        id=row_id(),
+        worker_id=worker_id,
+        fleet_id=fleet.id,
+        token_hash=token_hash(token),
+        providers=providers,
+        capabilities=capabilities,
+        max_concurrency=max_concurrency,
+    )
+    session.add(worker)
+    session.flush()
+    return _assign_workflows(session, worker, fleet)
+
+
+def _assign_workflows(session: Session, worker: Worker, fleet: Fleet) -> list[Workflow]:
+    assigned = list(
+        session.scalars(
+            select(Workflow)
+            .join(WorkflowFleet, WorkflowFleet.workflow_id == Workflow.id)
+            .where(WorkflowFleet.fleet_id == fleet.id, Workflow.is_active)
+            .order_by(Workflow.slug)
+        )
+    )
+    session.add_all(
+        WorkerWorkflow(worker_id=worker.id, workflow_id=workflow.id) for workflow in assigned
+    )
+    session.flush()
+    return assigned
+
+
+def give_workflow(session: Session, *, fleet_id: UUID, workflow_id: UUID) -> None:
+    """A workflow was mapped to a fleet: the workers that are there now may run it too."""
+    others = (
+        select(Worker.id, func.coalesce(workflow_id, workflow_id))
+        .where(Worker.fleet_id == fleet_id)
+        .where(
+            Worker.id.not_in(
+                select(WorkerWorkflow.worker_id).where(WorkerWorkflow.workflow_id == workflow_id)
+            )
+        )
+    )
+    session.execute(insert(WorkerWorkflow).from_select(["worker_id", "workflow_id"], others))
+
+
+def new_token() -> str:
+    return secrets.token_hex(TOKEN_BYTES)
+
+
+def token_hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def count_present(session: Session, *, fleet_id: UUID, gone_before: datetime) -> int:
+    query = select(func.count()).select_from(Worker)
+    return session.scalars(
+        query.where(Worker.fleet_id == fleet_id, Worker.last_seen_at >= gone_before)
+    ).one()
+
+
+def identify(session: Session, token: str) -> Identity:
+    row = session.execute(
+        select(Worker, Fleet.slug)
+        .join(Fleet, Fleet.id == Worker.fleet_id)
+        .where(Worker.token_hash == token_hash(token))
+    ).one_or_none()
+    if row is None:
+        raise Unauthorized("The token is unknown: the worker has left or was removed.")
+    worker, slug = row
+    if not worker.is_approved:
+        raise Forbidden("This worker was locked out by an operator.")
+    workflow_ids = session.scalars(
+        select(WorkerWorkflow.workflow_id).where(WorkerWorkflow.worker_id == worker.id)
+    )
+    return Identity(
+        id=worker.id,
+        worker_id=worker.worker_id,
+        fleet_id=worker.fleet_id,
+        fleet_slug=slug,
+        providers=worker.providers,
+        workflow_ids=list(workflow_ids),
+        is_draining=worker.is_draining,
+    )
+
+
+def note_seen(session: Session, worker_id: UUID, *, current_load: int | None = None) -> None:
+    values: dict[str, Any] = {"last_seen_at": utcnow()}
+    if current_load is not None:
+        values["current_load"] = current_load
+    session.execute(update(Worker).where(Worker.id == worker_id).values(values))
+
+
+def drain(session: Session, worker_id: str, *, draining: bool = True) -> Worker:
+    """Have it take no more jobs; it finishes the one it has, and stays."""
+    worker = session.scalar(select(Worker).where(Worker.worker_id == worker_id))
+    if worker is None:
+        raise NotFound(f"There is no worker {worker_id!r}.")
+    worker.is_draining = draining
+    session.flush()
+    return worker
+
+
+def remove(session: Session, worker_id: UUID) -> None:
+    session.execute(delete(WorkerWorkflow).where(WorkerWorkflow.worker_id == worker_id))
+    session.execute(delete(Worker).where(Worker.id == worker_id))

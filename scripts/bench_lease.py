@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from models import dispatches, fleets, hot_path, lanes, tenants, workflows
+from models import dispatches, fleets, hot_worker, lanes, tenants, workflows
 from models.base import row_id
 from models.dispatches import Dispatch
 from models.session import Databases, make_engine
@@ -90,7 +90,7 @@ class Lane:
                 connection.execute(text(statement))
 
     def lease(self) -> Dispatch:
-        leased = hot_path.lease(self.databases, **self.worker)
+        leased = hot_worker.lease(self.databases, **self.worker)
         if leased is None:
             raise RuntimeError("Nothing was left to lease.")
         return leased
@@ -181,10 +181,10 @@ def _many_workers(settings: Settings, lane: Lane) -> float:
 
 def _lease_for_a_while(settings: Settings, worker: dict[str, Any]) -> float:
     databases, count = Databases(settings), 0
-    hot_path.lease(databases, **worker)  # connects and prepares
+    hot_worker.lease(databases, **worker)  # connects and prepares
     begin = time.perf_counter()
     while (now := time.perf_counter()) < begin + SECONDS:
-        hot_path.lease(databases, **worker)
+        hot_worker.lease(databases, **worker)
         count += 1
     databases.close()
     return count / (now - begin)

@@ -36,6 +36,8 @@ class Backend:
     later: Later
     bell: Bell
     offers: BriefMemory  # effects as read a moment ago (submission.py)
+    workflows: BriefMemory  # likewise (uploads.py)
+    loads: BriefMemory  # how busy fleets are (heartbeats.py)
 
     @classmethod
     def open(cls, settings: Settings) -> "Backend":
@@ -47,6 +49,8 @@ class Backend:
             later=later,
             bell=Bell(settings.redis_url, later),
             offers=BriefMemory(settings.catalog_seconds),
+            workflows=BriefMemory(settings.catalog_seconds),
+            loads=BriefMemory(5),
         )
 
     def close(self) -> None:

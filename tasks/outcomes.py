@@ -3,64 +3,126 @@
 Each function can be repeated. If a crash stops one between its two commits, the job has
 ended and its dispatch has not; whoever touches the dispatch next, by a repeated report, by
 leasing it, or in the reconciler, calls `settle`, which makes the dispatch follow its job.
+
+`actor` is who caused it, for the audit log: a worker, a user, or the system itself.
 """
 
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from models import dispatches, effects, jobs
+from models import audit, dispatches, effects, hot_worker, jobs
 from models.dispatches import Dispatch, DispatchStatus, Lease
 from models.files import Output
 from models.fleets import Fleet
 from models.jobs import Job, JobStatus
 from tasks.backend import Backend
 
+SYSTEM = "system"
+
+_EVENTS = {
+    JobStatus.COMPLETED: "job.complete",
+    JobStatus.FAILED: "job.fail",
+    JobStatus.CANCELLED: "job.cancel",
+}
+
 
 def complete(
-    backend: Backend, lease: Lease, *, outputs: list[Output], provider_job_id: str | None = None
+    backend: Backend,
+    lease: Lease,
+    *,
+    outputs: list[Output],
+    provider_job_id: str | None = None,
+    held: Dispatch | None = None,
+    actor: str = SYSTEM,
+    **details: Any,
 ) -> Job:
-    dispatch = _check(backend, lease)
+    """`held` is what `check` answered a moment ago, if somebody asked."""
+    dispatch = held or check(backend, lease)
+    if backend.databases.on_postgres:
+        job = hot_worker.complete(
+            backend.databases, dispatch, outputs=outputs, provider_job_id=provider_job_id
+        )
+        if job is not None:
+            hot_worker.follow(backend.databases, dispatch, job, actor=actor, details=details)
+            return job
     with backend.databases.tenant(dispatch.tenant_id) as session:
         job = jobs.complete(
             session, dispatch.tenant_job_id, outputs=outputs, provider_job_id=provider_job_id
         )
     with backend.databases.central() as session:
-        _follow(session, dispatch.id, job)
+        _follow(session, dispatch.id, job, actor=actor, **details)
         if job.status == JobStatus.COMPLETED and job.started_at and job.completed_at:
             seconds = (job.completed_at - job.started_at).total_seconds()
             effects.record_duration(session, job.effect_id, seconds=seconds)
     return job
 
 
-def fail(backend: Backend, lease: Lease, *, code: str, message: str, error: str) -> Job:
+def fail(
+    backend: Backend,
+    lease: Lease,
+    *,
+    code: str,
+    message: str,
+    error: str,
+    actor: str = SYSTEM,
+    **details: Any,
+) -> Job:
     """The job went wrong for good. `message` is for the user, `error` for the operators."""
-    dispatch = _check(backend, lease)
+    dispatch = check(backend, lease)
     with backend.databases.tenant(dispatch.tenant_id) as session:
         job = jobs.fail(session, dispatch.tenant_job_id, code=code, message=message)
     with backend.databases.central() as session:
-        _follow(session, dispatch.id, job, error=error)
+        _follow(session, dispatch.id, job, error=error, actor=actor, **details)
     return job
 
 
-def requeue(backend: Backend, lease: Lease, *, reason: str) -> Dispatch:
+def retry(
+    backend: Backend,
+    lease: Lease,
+    *,
+    error: str,
+    backoff_seconds: float,
+    actor: str = SYSTEM,
+    **details: Any,
+) -> bool:
+    """Something around the job went wrong: it waits for another try. False if none is left."""
+    dispatch = check(backend, lease, requeued=True)
+    if dispatch.status == DispatchStatus.LEASED and dispatch.attempts >= dispatch.max_attempts:
+        return False
+    with backend.databases.tenant(dispatch.tenant_id) as session:
+        jobs.back_to_queue(session, dispatch.tenant_job_id)
+    with backend.databases.central() as session:
+        dispatch = dispatches.retry(session, lease, error=error, backoff_seconds=backoff_seconds)
+        note(session, "job.retry", dispatch, actor=actor, error=error, **details)
+        fleet = session.get_one(Fleet, dispatch.fleet_id)
+    if dispatch.available_at is None:  # otherwise the reconciler rings when it is due
+        backend.bell.ring(fleet.slug, dispatch.id)
+    return True
+
+
+def requeue(backend: Backend, lease: Lease, *, reason: str, actor: str = SYSTEM) -> Dispatch:
     """The worker has to go: the job waits again, at the head of its turn."""
-    dispatch = _check(backend, lease, requeued=True)
+    dispatch = check(backend, lease, requeued=True)
+    was_held = dispatch.status == DispatchStatus.LEASED
     with backend.databases.tenant(dispatch.tenant_id) as session:
         jobs.back_to_queue(session, dispatch.tenant_job_id)
     with backend.databases.central() as session:
         dispatch = dispatches.requeue(session, lease, reason=reason)
         fleet = session.get_one(Fleet, dispatch.fleet_id)
+        if was_held:
+            note(session, "job.requeue", dispatch, actor=actor, reason=reason)
     if dispatch.status == DispatchStatus.QUEUED:
         backend.bell.ring(fleet.slug, dispatch.id)
     return dispatch
 
 
-def cancel(backend: Backend, tenant_id: UUID, job_id: UUID) -> Job:
+def cancel(backend: Backend, tenant_id: UUID, job_id: UUID, *, actor: str = SYSTEM) -> Job:
     """Ends a job that has not ended yet. One that has is returned as it is."""
     with backend.databases.tenant(tenant_id) as session:
         job = jobs.cancel(session, job_id)
-    settle(backend, job)
+    settle(backend, job, actor=actor)
     return job
 
 
@@ -77,25 +139,56 @@ def give_up(backend: Backend, dispatch: Dispatch) -> Job:
     return job
 
 
-def settle(backend: Backend, job: Job, *, error: str | None = None) -> None:
+def settle(backend: Backend, job: Job, *, error: str | None = None, actor: str = SYSTEM) -> None:
     """Make a dispatch follow its job, if the job has ended."""
     if job.status not in jobs.ENDED:
         return
     with backend.databases.central() as session:
         if dispatch := dispatches.find_by_job(session, job.tenant_id, job.id):
-            _follow(session, dispatch.id, job, error=error)
+            _follow(session, dispatch.id, job, error=error, actor=actor)
 
 
-def _check(backend: Backend, lease: Lease, *, requeued: bool = False) -> Dispatch:
-    with backend.databases.central() as session:
+def check(backend: Backend, lease: Lease, *, requeued: bool = False) -> Dispatch:
+    """The dispatch of a lease, or LeaseLost."""
+    with backend.databases.central(read_only=True) as session:
         return dispatches.check(session, lease, requeued=requeued)
 
 
-def _follow(session: Session, dispatch_id: UUID, job: Job, error: str | None = None) -> None:
+def _follow(
+    session: Session,
+    dispatch_id: UUID,
+    job: Job,
+    *,
+    actor: str,
+    error: str | None = None,
+    **details: Any,
+) -> None:
+    was_open = dispatches.locked(session, dispatch_id).status in dispatches.OPEN
     match job.status:
         case JobStatus.COMPLETED:
-            dispatches.complete(session, dispatch_id)
+            dispatch = dispatches.complete(session, dispatch_id)
         case JobStatus.CANCELLED:
-            dispatches.cancel(session, dispatch_id)
+            dispatch = dispatches.cancel(session, dispatch_id)
         case JobStatus.FAILED:
-            dispatches.fail(session, dispatch_id, error=error or job.error_message or "")
+            told = error or job.error_message or ""
+            dispatch = dispatches.fail(session, dispatch_id, error=told)
+            details = {"code": job.error_code, "error": told} | details
+        case _:
+            raise ValueError(f"The job {job.id} is {job.status}: it has not ended.")
+    if was_open:
+        note(session, _EVENTS[JobStatus(job.status)], dispatch, actor=actor, **details)
+
+
+def note(session: Session, event: str, dispatch: Dispatch, *, actor: str, **details: Any) -> None:
+    _, is_worker, name = actor.partition("worker:")
+    audit.record(
+        session,
+        event,
+        actor=actor,
+        tenant_id=dispatch.tenant_id,
+        worker_id=name if is_worker else dispatch.worker_id,
+        dispatch_id=dispatch.id,
+        job_id=str(dispatch.tenant_job_id),
+        attempt=dispatch.attempts,
+        **details,
+    )

@@ -27,6 +27,7 @@ from tasks.backend import Backend
 from webapp import create_app
 
 SECRET = "a secret of the tests, forty characters."
+FLEET_SECRET = "the-secret-of-the-fleets-of-the-tests"
 POOLS = ("main", "second")
 
 
@@ -109,7 +110,8 @@ def for_tests(settings: Settings, folder: Path, redis_url: str) -> Settings:
         secret_key=SECRET,
         catalog_seconds=0,
         rate_limits="auth=100000/minute submit=100000/minute upload=100000/minute "
-        "api=100000/minute",
+        "api=100000/minute register=100000/minute worker=100000/minute",
+        fleet_secrets=FLEET_SECRET,
     )
 
 

@@ -11,7 +11,7 @@ from models.errors import NotFound
 from models.settings import BadSetting, Settings
 from tasks.backend import Backend
 from webapp import cors, openapi, problems, storage
-from webapp.api import admin, ai_jobs, auth, effects, health, uploads, videos, wallet
+from webapp.api import admin, ai_jobs, auth, effects, health, uploads, videos, wallet, worker
 from webapp.rate_limits import RateLimits
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -50,6 +50,8 @@ def create_app(settings: Settings | None = None) -> Flask:
         ai_jobs.blueprint,
         wallet.blueprint,
         admin.blueprint,
+        worker.entrance,
+        worker.blueprint,
     ):
         api.register_blueprint(blueprint)
     app.register_blueprint(health.blueprint)

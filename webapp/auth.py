@@ -3,10 +3,10 @@
 from flask import g, request
 from flask_smorest import Blueprint
 
-from models import hot_path, users
+from models import hot_path, hot_worker, users, workers
 from models.errors import Forbidden, Unauthorized
 from webapp.context import backend, principal
-from webapp.rate_limits import count_failed_sign_in, limit_request
+from webapp.rate_limits import count_failed_sign_in, limit_request, limit_worker
 
 
 def let_anybody_in(blueprint: Blueprint) -> Blueprint:
@@ -27,6 +27,25 @@ def let_admins_in(blueprint: Blueprint) -> Blueprint:
     return blueprint
 
 
+def let_workers_in(blueprint: Blueprint) -> Blueprint:
+    blueprint.before_request(identify_worker)
+    blueprint.before_request(limit_worker)
+    return blueprint
+
+
+def identify_worker() -> None:
+    token, databases = bearer_token(), backend().databases
+    if databases.on_postgres and (known := hot_worker.identify(databases, token)):
+        g.worker = known
+        return
+    with databases.central(read_only=True) as session:
+        try:
+            g.worker = workers.identify(session, token)
+        except Unauthorized:
+            count_failed_sign_in()
+            raise
+
+
 def sign_in() -> None:
     token = bearer_token()
     if backend().databases.on_postgres and (who := hot_path.identify(backend().databases, token)):
@@ -38,6 +57,10 @@ def sign_in() -> None:
         except Unauthorized:
             count_failed_sign_in()
             raise
+
+
+def has_bearer_token() -> bool:
+    return "Authorization" in request.headers
 
 
 def bearer_token() -> str:

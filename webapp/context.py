@@ -5,6 +5,7 @@ from typing import cast
 from flask import current_app, g
 
 from models.users import Principal
+from models.workers import Identity
 from tasks.backend import Backend
 
 
@@ -14,3 +15,7 @@ def backend() -> Backend:
 
 def principal() -> Principal:
     return cast(Principal, g.principal)
+
+
+def worker() -> Identity:
+    return cast(Identity, g.worker)

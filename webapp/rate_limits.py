@@ -25,6 +25,8 @@ _REST_SECONDS = 5.0  # after a failure, before Redis is asked again
 _LOTS = 50  # a process pays for a fiftieth of a limit at a time, or for one request
 _MOST_CALLERS = 50_000
 
+KINDS = {"auth", "register", "submit", "upload", "api", "worker"}
+
 #: Calls that are counted apart. Everything else is "api".
 CLASSES = {
     "auth.register": "auth",
@@ -32,6 +34,7 @@ CLASSES = {
     "ai-jobs.submit": "submit",
     "uploads.announce": "upload",
     "videos.create": "upload",
+    "worker.register": "register",
 }
 
 
@@ -56,7 +59,7 @@ class RateLimits:
                 limits[name] = parse(limit)
             except ValueError:
                 raise BadSetting(f"COMFYFLEET_RATE_LIMITS: {word!r} is no limit.") from None
-        if missing := {"auth", "submit", "upload", "api"} - set(limits):
+        if missing := KINDS - set(limits):
             raise BadSetting(f"COMFYFLEET_RATE_LIMITS lacks {', '.join(sorted(missing))}.")
         return cls(limits, FixedWindowRateLimiter(_redis_storage(settings.redis_url)))
 
@@ -126,6 +129,11 @@ def limit_request() -> None:
     who = g.get("principal")
     kind = CLASSES.get(request.endpoint or "", "api")
     _limits().hit(kind, str(who.token_id) if who else f"ip:{request.remote_addr}")
+
+
+def limit_worker() -> None:
+    """Generous: it is there to stop a worker that runs wild."""
+    _limits().hit("worker", str(g.worker.id))
 
 
 def count_failed_sign_in() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from marshmallow import Schema, fields, validate
 
 from models.files import File
+from models.object_paths import KINDS
 from models.workflows import Kind
 from webapp.context import backend
 
@@ -22,7 +23,7 @@ class Time(fields.DateTime):
 
 class OutputSchema(Schema):
     name = fields.String(required=True)
-    kind = fields.String(required=True, validate=validate.OneOf([*Kind]))
+    kind = fields.String(required=True, validate=validate.OneOf([*Kind, *KINDS.values()]))
     mime_type = fields.String(required=True)
     size_bytes = fields.Integer(required=True)
     url = fields.String(required=True)

@@ -148,7 +148,8 @@ def test_the_last_try_is_not_retried(queue: Queue) -> None:
     queue.add(uuid4(), max_attempts=1)
     held = queue.must_lease()
     with queue.backend.databases.central() as session:
-        assert dispatches.retry(session, lease_of(held), error="boom") is False
+        last = dispatches.retry(session, lease_of(held), error="boom")
+        assert last.status == DispatchStatus.LEASED
     assert queue.row(held.tenant_job_id).status == "leased"
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models import dispatches, fleets, hot_path, lanes, workflows
+from models import dispatches, fleets, hot_worker, lanes, workflows
 from models.base import utcnow
 from models.errors import NotPossibleNow
 from models.workflows import Recipe
@@ -281,11 +281,11 @@ def test_the_hot_path_leases_what_the_plain_path_would(postgres: Backend) -> Non
         "lease_seconds": 60,
     }
     for job in jobs:
-        leased = hot_path.lease(postgres.databases, **given)  # type: ignore[arg-type]
+        leased = hot_worker.lease(postgres.databases, **given)  # type: ignore[arg-type]
         assert leased is not None
         row = queue.row(job)
         columns = [column.name for column in row.__table__.columns]
         assert {c: getattr(leased, c) for c in columns} == {c: getattr(row, c) for c in columns}
         assert (row.status, row.worker_id, row.attempts) == ("leased", "w9", 1)
-    assert hot_path.lease(postgres.databases, **given) is None  # type: ignore[arg-type]
-    assert hot_path.lease(postgres.databases, **(given | {"providers": []})) is None  # type: ignore[arg-type]
+    assert hot_worker.lease(postgres.databases, **given) is None  # type: ignore[arg-type]
+    assert hot_worker.lease(postgres.databases, **(given | {"providers": []})) is None  # type: ignore[arg-type]

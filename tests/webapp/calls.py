@@ -209,7 +209,9 @@ def leased(backend: Backend, job_id: str) -> Lease:
 def completed(caller: Caller, job_id: str, body: bytes = PNG) -> None:
     """A worker runs this job and delivers one image."""
     lease = leased(caller.backend, job_id)
-    key = object_paths.output_key(caller.person.tenant_id, job_id, "image/png")
+    key = object_paths.output_key(
+        caller.person.tenant_id, job_id, "image/png", lease_token=lease.token
+    )
     caller.backend.store.write(key, body, "image/png")
     result = outcomes.Output(
         name="result.png",

@@ -179,7 +179,8 @@ def show(job_id: UUID) -> dict[str, Any]:
 def cancel(job_id: UUID) -> dict[str, Any]:
     """Cancel a job that has not ended, and get its tokens back. May be repeated."""
     _own_job(job_id)
-    job = outcomes.cancel(backend(), principal().tenant_id, job_id)
+    who = principal()
+    job = outcomes.cancel(backend(), who.tenant_id, job_id, actor=f"user:{who.user_id}")
     return shapes([job])[0]
 
 

@@ -1,0 +1,254 @@
+"""What a worker asks and says about every job, on PostgreSQL, with as little around it as
+possible: who it is, the lease, the start and the good end.
+
+Like hot_path.py, nothing is decided here. Whatever is not the ordinary case writes nothing,
+returns None, and is left to the plain functions, which know the reasons. Tests compare the
+rows that both ways write.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+from models import lanes
+from models.base import row_id, utcnow
+from models.dispatches import Dispatch, DispatchStatus
+from models.files import Output
+from models.hot_path import LOCK_WALLET, spell_out
+from models.jobs import Job, JobStatus
+from models.prepared import NAME_TENANT, Prepared, round_trip
+from models.session import Databases
+from models.workers import Identity, token_hash
+
+# Seldom enough that a busy worker does not write its row with every call.
+SEE_WORKER = Prepared(
+    "see_worker",
+    """
+    UPDATE comfyui_workers SET last_seen_at = now()
+    WHERE token_hash = %(hash)s AND last_seen_at < now() - interval '5 seconds'
+    """,
+    {"hash": "text"},
+)
+
+IDENTIFY_WORKER = Prepared(
+    "identify_worker",
+    """
+    SELECT w.id, w.worker_id, w.fleet_id, f.slug, w.providers, w.is_draining,
+        ARRAY(SELECT workflow_id FROM worker_workflows WHERE worker_id = w.id)
+    FROM comfyui_workers w JOIN comfyui_gpu_fleets f ON f.id = w.fleet_id
+    WHERE w.token_hash = %(hash)s AND w.is_approved
+    """,
+    {"hash": "text"},
+)
+
+START = Prepared(
+    "start_job",
+    """
+    UPDATE ai_jobs SET status = 'processing', started_at = coalesce(started_at, %(now)s)
+    WHERE id = %(job_id)s AND status IN ('submitting', 'queued', 'processing')
+    RETURNING id, tenant_id, user_id, status, video_id, input_payload
+    """,
+    {"job_id": "uuid", "now": "timestamptz"},
+)
+
+COMPLETE = Prepared(
+    "complete_job",
+    """
+    WITH job AS (
+        UPDATE ai_jobs SET status = 'completed', completed_at = %(now)s,
+            provider_job_id = %(provider_job_id)s
+        WHERE id = %(job_id)s AND status IN ('submitting', 'queued', 'processing')
+        RETURNING id, tenant_id, user_id, effect_id, status, started_at, completed_at,
+            video_id, created_at
+    ), made AS (
+        SELECT * FROM jsonb_to_recordset(%(outputs)s) AS made(id uuid, "position" integer,
+            name text, kind text, mime_type text, size_bytes bigint, object_key text,
+            content_hash text)
+    ), consumed AS (
+        INSERT INTO token_transactions
+            (id, tenant_id, wallet_id, user_id, type, amount, job_id, created_at)
+        SELECT %(entry_id)s, job.tenant_id, wallet.id, job.user_id, 'JOB_CONSUME', 0, job.id,
+            %(now)s
+        FROM job JOIN token_wallets wallet USING (tenant_id, user_id)
+    ), stored AS (
+        INSERT INTO files (id, tenant_id, user_id, filename, kind, mime_type, size_bytes,
+            object_key, content_hash, status, created_at)
+        SELECT made.id, job.tenant_id, job.user_id, made.name, made.kind, made.mime_type,
+            made.size_bytes, made.object_key, made.content_hash, 'stored', %(now)s
+        FROM job, made
+    ), listed AS (
+        INSERT INTO ai_job_outputs (job_id, "position", file_id, tenant_id)
+        SELECT job.id, made."position", made.id, job.tenant_id FROM job, made
+    ), shown AS (
+        UPDATE videos SET status = 'completed', error = NULL
+        FROM job WHERE videos.id = job.video_id AND videos.status <> 'expired'
+          AND NOT EXISTS (SELECT 1 FROM ai_jobs newer WHERE newer.video_id = job.video_id
+              AND (newer.created_at, newer.id) > (job.created_at, job.id))
+    )
+    SELECT id, tenant_id, effect_id, status, started_at, completed_at FROM job
+    """,
+    {
+        "job_id": "uuid",
+        "entry_id": "uuid",
+        "provider_job_id": "text",
+        "outputs": "jsonb",
+        "now": "timestamptz",
+    },
+)
+
+FOLLOW = Prepared(
+    "follow_completed",
+    """
+    WITH dispatch AS (
+        UPDATE ai_job_dispatches SET status = 'completed', progress = 1.0,
+            lease_expires_at = NULL, available_at = NULL, updated_at = %(now)s,
+            duration_seconds = CASE WHEN status = 'leased'
+                THEN extract(epoch FROM %(now)s - leased_at) END
+        WHERE id = %(dispatch_id)s AND status IN ('queued', 'leased')
+        RETURNING id, tenant_id, tenant_job_id, attempts
+    ), noted AS (
+        INSERT INTO worker_audit_logs
+            (id, at, event, actor, tenant_id, worker_id, dispatch_id, details)
+        SELECT %(audit_id)s, %(now)s, 'job.complete', %(actor)s, tenant_id, %(worker)s, id,
+            jsonb_build_object('job_id', tenant_job_id, 'attempt', attempts) || %(details)s
+        FROM dispatch
+    )
+    UPDATE effects SET last_processing_time_seconds = %(seconds)s WHERE id = %(effect_id)s
+    """,
+    {
+        "dispatch_id": "uuid",
+        "audit_id": "uuid",
+        "effect_id": "uuid",
+        "actor": "text",
+        "worker": "text",
+        "details": "jsonb",
+        "seconds": "double precision",
+        "now": "timestamptz",
+    },
+)
+
+_NOTE_LEASE = """
+    WITH leased AS ({lease}), noted AS (
+        INSERT INTO worker_audit_logs
+            (id, at, event, actor, tenant_id, worker_id, dispatch_id, details)
+        SELECT %(audit_id)s, leased_at, 'job.lease', 'worker:' || worker_id, tenant_id,
+            worker_id, id, jsonb_build_object('attempt', attempts)
+        FROM leased
+    ) SELECT * FROM leased
+"""
+
+
+def identify(databases: Databases, token: str) -> Identity | None:
+    values = {"hash": token_hash(token)}
+    row = round_trip(databases.engine("central"), SEE_WORKER, IDENTIFY_WORKER, values=values)
+    if row is None:
+        return None
+    worker, worker_id, fleet_id, fleet_slug, providers, is_draining, workflow_ids = row
+    return Identity(
+        id=worker,
+        worker_id=worker_id,
+        fleet_id=fleet_id,
+        fleet_slug=fleet_slug,
+        providers=providers,
+        workflow_ids=workflow_ids,
+        is_draining=is_draining,
+    )
+
+
+def lease(
+    databases: Databases,
+    *,
+    fleet_id: UUID,
+    providers: list[str],
+    workflow_ids: list[UUID],
+    worker_id: str,
+    lease_seconds: int,
+) -> Dispatch | None:
+    """The same as lanes.lease with its audit row, in a transaction of its own. A copy."""
+    if not providers or not workflow_ids:
+        return None
+    statement, constants = _lease_statement(tuple(sorted(set(providers))))
+    values = lanes.lease_values(fleet_id, workflow_ids, worker_id, lease_seconds, utcnow())
+    values |= constants | {"audit_id": row_id()}
+    row = round_trip(databases.engine("central"), statement, values=values)
+    if row is None:
+        return None
+    return Dispatch(**dict(zip(Dispatch.__table__.columns.keys(), row, strict=True)))
+
+
+@cache
+def _lease_statement(providers: tuple[str, ...]) -> tuple[Prepared, dict[str, Any]]:
+    text, types, constants = spell_out(lanes.lease_statement("postgresql", providers))
+    noted = _NOTE_LEASE.format(lease=text)
+    return Prepared(f"lease_{'_'.join(providers)}", noted, types | {"audit_id": "uuid"}), constants
+
+
+def start(databases: Databases, tenant_id: UUID, job_id: UUID) -> Job | None:
+    """A worker has it; None if it is not active. Takes no other lock, so needs no order of locks.
+
+    Only what a lease needs of the job is filled in.
+    """
+    values = {"app_tenant": str(tenant_id), "job_id": job_id, "now": utcnow()}
+    row = round_trip(_pool(databases, tenant_id), NAME_TENANT, START, values=values)
+    if row is None:
+        return None
+    columns = ("id", "tenant_id", "user_id", "status", "video_id", "input_payload")
+    return Job(**dict(zip(columns, row, strict=True)))
+
+
+def complete(
+    databases: Databases,
+    dispatch: Dispatch,
+    *,
+    outputs: Sequence[Output],
+    provider_job_id: str | None,
+) -> Job | None:
+    """The tenant's side of a good end. None if the job had ended before."""
+    if dispatch.status != DispatchStatus.LEASED:
+        return None
+    made = [
+        {"id": str(row_id()), "position": position} | vars(output)
+        for position, output in enumerate(outputs)
+    ]
+    values = {
+        "app_tenant": str(dispatch.tenant_id),
+        "tenant_id": dispatch.tenant_id,
+        "user_id": dispatch.user_id,
+        "job_id": dispatch.tenant_job_id,
+        "entry_id": row_id(),
+        "provider_job_id": provider_job_id,
+        "outputs": json.dumps(made),
+        "now": utcnow(),
+    }
+    pool = _pool(databases, dispatch.tenant_id)
+    row = round_trip(pool, NAME_TENANT, LOCK_WALLET, COMPLETE, values=values)
+    if row is None:
+        return None
+    columns = ("id", "tenant_id", "effect_id", "status", "started_at", "completed_at")
+    return Job(**dict(zip(columns, row, strict=True)))
+
+
+def follow(
+    databases: Databases, dispatch: Dispatch, job: Job, *, actor: str, details: dict[str, Any]
+) -> None:
+    """Central's side of a good end."""
+    if job.status != JobStatus.COMPLETED or job.completed_at is None:
+        raise ValueError(f"The job {job.id} did not complete.")
+    started = job.started_at or dispatch.leased_at or job.completed_at
+    values = {
+        "dispatch_id": dispatch.id,
+        "audit_id": row_id(),
+        "effect_id": job.effect_id,
+        "actor": actor,
+        "worker": dispatch.worker_id,
+        "details": json.dumps(details),
+        "seconds": (job.completed_at - started).total_seconds(),
+        "now": job.completed_at,
+    }
+    round_trip(databases.engine("central"), FOLLOW, values=values)
+
+
+def _pool(databases: Databases, tenant_id: UUID) -> Any:
+    return databases.engine(f"pool:{databases.pool_of(tenant_id)}")

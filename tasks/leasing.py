@@ -1,0 +1,168 @@
+"""Handing a job to a worker: the lease in central, then everything it needs to run it.
+
+    1. central       the best waiting dispatch is leased
+    2. tenant pool   its job is noted as `processing`
+    3. storage       the graph is read (or remembered) and filled, addresses are signed
+
+A crash after step 1 leaves a lease that runs out. A job that ended meanwhile is settled, and
+the next one is looked at. A job that can't be put together is failed and refunded.
+"""
+
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from models import audit, hot_worker, jobs, lanes, payload, properties
+from models.dispatches import Dispatch, Lease
+from models.errors import DependencyUnavailable
+from models.files import File
+from models.jobs import Job
+from models.object_paths import graph_key
+from models.object_store import SignedRequest
+from models.workers import Identity
+from models.workflows import Recipe
+from tasks import outcomes, uploads
+from tasks.backend import Backend
+
+logger = logging.getLogger(__name__)
+
+TRIES = 10  # dispatches whose jobs had ended, or were broken, before a poll comes back empty
+
+
+@dataclass(frozen=True)
+class Leased:
+    """A job as its worker gets it."""
+
+    dispatch: Dispatch
+    workflow: str
+    graph: dict[str, Any]
+    output_node_id: str | None
+    assets: list[dict[str, Any]]
+    output: SignedRequest
+
+    @property
+    def input_url(self) -> str | None:
+        return next((asset["url"] for asset in self.assets if asset["is_primary_input"]), None)
+
+
+def lease(backend: Backend, worker: Identity, *, providers: list[str]) -> Leased | None:
+    wanted = [provider for provider in providers if provider in worker.providers]
+    for _ in range(TRIES):
+        dispatch = _lease(backend, worker, wanted)
+        if dispatch is None:
+            return None
+        if leased := _prepare(backend, dispatch):
+            return leased
+    return None
+
+
+def _lease(backend: Backend, worker: Identity, providers: list[str]) -> Dispatch | None:
+    terms: dict[str, Any] = {
+        "fleet_id": worker.fleet_id,
+        "providers": providers,
+        "workflow_ids": worker.workflow_ids,
+        "worker_id": worker.worker_id,
+        "lease_seconds": backend.settings.lease_seconds,
+    }
+    if backend.databases.on_postgres:
+        return hot_worker.lease(backend.databases, **terms)
+    with backend.databases.central() as session:
+        dispatch = lanes.lease(session, **terms)
+        if dispatch is not None:
+            audit.record(
+                session,
+                "job.lease",
+                actor=worker.actor,
+                tenant_id=dispatch.tenant_id,
+                worker_id=worker.worker_id,
+                dispatch_id=dispatch.id,
+                attempt=dispatch.attempts,
+            )
+    return dispatch
+
+
+def _prepare(backend: Backend, dispatch: Dispatch) -> Leased | None:
+    job, media = _start(backend, dispatch)
+    if not job.is_active:
+        outcomes.settle(backend, job)
+        return None
+    try:
+        return _put_together(backend, dispatch, job, media)
+    except DependencyUnavailable:
+        raise  # the storage is away: the lease runs out, and the job is tried again
+    except Exception as error:
+        logger.exception("Job %s can't be put together.", job.id)
+        outcomes.fail(
+            backend,
+            lease_of(dispatch),
+            code="not_runnable",
+            message="The job could not be prepared. Your tokens were given back.",
+            error=f"{type(error).__name__}: {error}",
+        )
+        return None
+
+
+def lease_of(dispatch: Dispatch) -> Lease:
+    if dispatch.lease_token is None:
+        raise ValueError(f"The dispatch {dispatch.id} is not leased.")
+    return Lease(dispatch.id, dispatch.lease_token)
+
+
+def _start(backend: Backend, dispatch: Dispatch) -> tuple[Job, dict[str, File]]:
+    """The job, noted as `processing`, and the files that its media properties name."""
+    if backend.databases.on_postgres:
+        job = hot_worker.start(backend.databases, dispatch.tenant_id, dispatch.tenant_job_id)
+        if job is not None and not job.input_payload["media"]:
+            return job, {}
+    with backend.databases.tenant(dispatch.tenant_id) as session:
+        job = jobs.start(session, dispatch.tenant_job_id)
+        return job, jobs.media_files(session, job) if job.is_active else {}
+
+
+def _put_together(backend: Backend, dispatch: Dispatch, job: Job, media: dict[str, File]) -> Leased:
+    kept = _recipe(backend, job.input_payload["content_hash"])
+    rendered = payload.render(
+        kept.recipe.graph,
+        kept.properties,
+        job.input_payload["values"],
+        output_prefix=f"job-{job.id}-{dispatch.attempts}/out",
+    )
+    workflow = uploads.workflow_of(backend, dispatch.workflow_id)
+    return Leased(
+        dispatch=dispatch,
+        workflow=workflow.slug,
+        graph=rendered.graph,
+        output_node_id=kept.recipe.output_node_id,
+        assets=[
+            _asset(backend, rendered.asset_tokens[name], file, job.input_payload["primary"] == name)
+            for name, file in media.items()
+        ],
+        output=uploads.expected(backend, dispatch),
+    )
+
+
+def _asset(backend: Backend, token: str, file: File, is_primary: bool) -> dict[str, Any]:
+    return {
+        "placeholder": token,
+        "url": backend.store.presign_get(
+            file.object_key, seconds=backend.settings.url_seconds, filename=file.filename
+        ),
+        "content_hash": file.content_hash,
+        "filename": file.filename,
+        "mime_type": file.mime_type,
+        "is_primary_input": is_primary,
+    }
+
+
+@dataclass(frozen=True)
+class _Kept:
+    recipe: Recipe
+    properties: list[properties.Property]
+
+
+@lru_cache(maxsize=256)
+def _recipe(backend: Backend, content_hash: str) -> _Kept:
+    """Remembered for as long as there is room: what lies under a hash never changes."""
+    recipe = Recipe.from_bytes(backend.store.read(graph_key(content_hash)))
+    return _Kept(recipe, properties.parse_properties(recipe.properties))
