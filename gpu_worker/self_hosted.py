@@ -26,7 +26,6 @@ from gpu_worker.provider import Asset, JobFailed, OutputFile, Progress, Unwell, 
 logger = logging.getLogger(__name__)
 
 STATS_SECONDS = 3.0
-CANARY_SECONDS = 10.0
 LAST_LOOK_SECONDS = 1.0
 _NAME_CHARACTERS = 32
 
@@ -42,10 +41,12 @@ class SelfHosted:
         *,
         stall_seconds: float = 300,
         queue_stall_seconds: float = 30,
+        canary_seconds: float = 10,
         tidy_folder: Path | None = None,
     ) -> None:
         self.comfyui = ComfyUI(url)
         self.stalls = Stalls(running_seconds=stall_seconds, queued_seconds=queue_stall_seconds)
+        self.canary_seconds = canary_seconds
         self.tidy_folder = tidy_folder
         self.suspicious = False  # whether the next check has to see a prompt run
 
@@ -112,7 +113,7 @@ class SelfHosted:
                 raise
 
     def _run_canary(self) -> None:
-        patience = Patience(stop=threading.Event(), deadline_seconds=CANARY_SECONDS)
+        patience = Patience(stop=threading.Event(), deadline_seconds=self.canary_seconds)
         try:
             entry = self.execute(
                 _canary(),
@@ -120,7 +121,9 @@ class SelfHosted:
                 names={},
                 progress=lambda _share, _node: None,
                 patience=patience,
-                stalls=Stalls(running_seconds=CANARY_SECONDS, queued_seconds=CANARY_SECONDS),
+                stalls=Stalls(
+                    running_seconds=self.canary_seconds, queued_seconds=self.canary_seconds
+                ),
             )
         except JobFailed as failed:
             raise Unwell("ComfyUI answers but runs nothing.", trace=failed.message) from failed
