@@ -9,7 +9,8 @@ import hashlib
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -79,7 +80,8 @@ def download(
     while True:
         reader = _Reader(session, url, patience.silence_seconds)
         try:
-            return _save(reader.pieces(stop=stop, ends_at=ends_at), file)
+            with closing(reader.pieces(stop=stop, ends_at=ends_at)) as pieces:
+                return _save(pieces, file)
         except _BrokenOff as failure:
             now = time.monotonic()
             give_up_at = give_up_at or min(now + patience.seconds, ends_at)
@@ -100,7 +102,7 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
 
 
-def _save(pieces: Iterator[bytes], file: BinaryIO) -> Downloaded:
+def _save(pieces: Iterable[bytes], file: BinaryIO) -> Downloaded:
     file.seek(0)
     file.truncate()
     digest, size_bytes = hashlib.sha256(), 0
@@ -127,7 +129,7 @@ class _Reader:
         self._came: queue.Queue[bytes | Exception | None] = queue.Queue(_PIECES_AHEAD)
         self._left = threading.Event()
 
-    def pieces(self, *, stop: threading.Event, ends_at: float) -> Iterator[bytes]:
+    def pieces(self, *, stop: threading.Event, ends_at: float) -> Generator[bytes, None, None]:
         threading.Thread(target=self._run, name="download", daemon=True).start()
         try:
             while (piece := self._next(stop, ends_at)) is not None:
