@@ -56,7 +56,7 @@ class Settings:
     queue_stall_seconds: float = setting(
         30, "ComfyUI is stuck if a job waits so long in it while nothing runs."
     )
-    stop_seconds: float = setting(8, "The process is gone so long after a stop began.")
+    stop_seconds: float = setting(5, "The process is gone so long after a stop began.")
 
     spot_poll_seconds: float = setting(5, "How often instance metadata is asked for notices.")
     scale_in_protection: str = setting(

@@ -6,6 +6,7 @@ watch; an odd answer is no notice either.
 
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -49,9 +50,9 @@ class SpotMonitor:
                 answer = self._imds.get(path)
                 reason = reason_in(answer) if answer is not None else None
             except (MetadataUnavailable, OddAnswer) as trouble:
-                self._say(path, str(trouble))
+                self._say(str(trouble))
             except Exception:
-                self._say(path, "Could not look for a notice.", exc_info=True)
+                self._say(f"Could not look at {path}.", exc_info=True)
             else:
                 if reason is not None:
                     return reason
@@ -65,11 +66,11 @@ class SpotMonitor:
                 return
             self._closed.wait(self._every_seconds)
 
-    def _say(self, path: str, text: str, *, exc_info: bool = False) -> None:
-        """Once for each kind of trouble; the kind is the sentence."""
-        now, kind = time.monotonic(), f"{path}: {text}"
-        if now - self._last_said.get(kind, -_SAY_AGAIN_SECONDS) >= _SAY_AGAIN_SECONDS:
-            self._last_said[kind] = now
+    def _say(self, text: str, *, exc_info: bool = False) -> None:
+        """Once for each kind of trouble, which is the sentence."""
+        now = time.monotonic()
+        if now - self._last_said.get(text, -math.inf) >= _SAY_AGAIN_SECONDS:
+            self._last_said[text] = now
             logger.warning("%s The watch goes on.", text, exc_info=exc_info)
 
 

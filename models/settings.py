@@ -86,6 +86,9 @@ class Settings:
         "off",
         "`on`: a worker called like an EC2 instance must be in its fleet's Auto Scaling Group.",
     )
+    reconcile_seconds: int = setting(
+        10, "How often the reconciler looks for what a crash or a lost ticket left behind."
+    )
     submitting_timeout_seconds: int = setting(
         300, "A job still in `submitting` after this is failed and refunded."
     )

@@ -1,0 +1,143 @@
+"""The Celery side of a worker: one queue, one ticket at a time, and a stop that is heard.
+
+A ticket says that a job waits. Which one is decided by the webapp at the moment of the poll,
+so a ticket too many, or delivered twice, finds nothing and does no harm. After a job the
+worker asks once more before it goes back to Redis, so a busy fleet never waits for tickets.
+"""
+
+import logging
+from typing import Any
+
+from celery import Celery, bootsteps, signals
+from celery.worker.control import inspect_command
+
+from gpu_worker import job
+from gpu_worker.backend import Insistence, Refused, Unreachable
+from gpu_worker.door import Door
+from gpu_worker.job import Tools
+from gpu_worker.stopping import Stopping
+
+logger = logging.getLogger(__name__)
+
+TASK = "gpu_worker.run"
+JOBS_PER_TICKET = 20  # then back to Celery, so that its events show what goes on
+POLL_SECONDS = 30.0  # how long a poll is repeated while the webapp is away
+
+_VISIBILITY_SECONDS = 7200  # longer than any ticket is held; the lease brings jobs back, not this
+
+
+def make_app(redis_url: str, queue: str) -> Celery:
+    app = Celery("gpu_worker", broker=redis_url)
+    app.conf.update(
+        broker_transport="gpu_worker.transport:Transport",
+        task_default_queue=queue,
+        task_create_missing_queues=False,
+        task_queues={queue: {"exchange": "", "routing_key": queue}},
+        task_serializer="json",
+        accept_content=["json"],
+        event_serializer="json",
+        task_ignore_result=True,
+        task_acks_late=True,
+        worker_prefetch_multiplier=1,
+        worker_send_task_events=True,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options={
+            "visibility_timeout": _VISIBILITY_SECONDS,
+            "socket_timeout": 5,
+            "socket_connect_timeout": 2,
+            "socket_keepalive": True,
+            "health_check_interval": 10,
+            # Of this fleet alone, so that its Redis user needs no others.
+            "unacked_key": f"{queue}.unacked",
+            "unacked_index_key": f"{queue}.unacked_index",
+            "unacked_mutex_key": f"{queue}.unacked_mutex",
+        },
+    )
+    return app
+
+
+class Tickets:
+    """What is done with a ticket."""
+
+    def __init__(self, tools: Tools, door: Door, stopping: Stopping) -> None:
+        self._tools, self._door, self._stopping = tools, door, stopping
+
+    def take(self) -> list[str]:
+        """Run what waits; returns how each job ended, for Flower and `celery events`."""
+        ran: list[str] = []
+        while len(ran) < JOBS_PER_TICKET and self._door.is_open:
+            lease = self._poll()
+            if lease is None:
+                break
+            ran.append(f"{lease.job_id} {job.run(self._tools, lease)}")
+        return ran
+
+    def _poll(self) -> Any:
+        insistence = Insistence(seconds=POLL_SECONDS, stop=self._stopping.began)
+        while True:
+            try:
+                return self._tools.backend.poll()
+            except Refused as refused:
+                logger.error("The webapp refuses this worker: %s", refused)
+                return None
+            except Unreachable as away:
+                logger.warning("The webapp is away: %s", away)
+                if not insistence.pause():
+                    return None
+
+
+def install(app: Celery, tickets: Tickets, tools: Tools, door: Door, stopping: Stopping) -> None:
+    """Put the task, the signals and the steps into the app."""
+
+    @app.task(name=TASK)
+    def run(*_names: Any, **_more: Any) -> list[str]:
+        """A ticket names the dispatch it was rung for; the webapp decides which job it is."""
+        return tickets.take()
+
+    @inspect_command(name="current_job")
+    def current_job(_state: Any, **_: Any) -> dict[str, Any]:
+        held = tools.keeper.held
+        if held is None:
+            return {"job_id": None}
+        lease = held.lease
+        return {
+            "job_id": lease.job_id,
+            "dispatch_id": lease.dispatch_id,
+            "attempt": lease.attempt,
+            "progress": round(held.share, 3),
+            "node": held.node,
+        }
+
+    # Strong references: Celery's signals hold their receivers by weak ones.
+    signals.worker_ready.connect(lambda sender, **_: door.use(sender), weak=False)
+    signals.worker_shutting_down.connect(lambda **_: stopping.begin(), weak=False)
+
+    class StopIsHeard(bootsteps.StartStopStep):
+        """`control shutdown` and Flower's button send no signal, but close the steps."""
+
+        requires = ("celery.worker.components:Pool",)
+
+        def close(self, _worker: Any) -> None:
+            stopping.begin("shut down by an operator")
+
+    app.steps["worker"].add(StopIsHeard)
+
+
+def start(app: Celery, *, queue: str, worker_id: str) -> int:
+    """Work until stopped; the exit code. The node's name is part of what its ACL allows."""
+    worker = app.Worker(
+        hostname=f"gpu@{queue}-{worker_id}",
+        pool="threads",
+        concurrency=1,
+        queues=[queue],
+        without_gossip=True,
+        without_mingle=True,
+        task_events=True,
+        loglevel="INFO",
+        quiet=True,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)

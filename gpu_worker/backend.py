@@ -1,0 +1,220 @@
+"""The worker's side of the worker protocol: HTTP to the webapp, with a token of its own.
+
+Three things can go wrong, and each asks for something else: the webapp is away (Unreachable:
+try again), the lease belongs to somebody else (LeaseLost: drop the job), or the call is
+refused (Refused: say so). A token that is not known any more is replaced by registering anew.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_SECONDS, _READ_SECONDS = 3.0, 15.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+
+
+class Unreachable(Exception):
+    """The webapp does not answer, or can't right now."""
+
+
+class LeaseLost(Exception):
+    """The job was given to somebody else, or has ended."""
+
+
+class Refused(Exception):
+    """The webapp understood, and said no."""
+
+    def __init__(self, status: int, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.status, self.code, self.detail = status, code, detail
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A job as the webapp hands it out."""
+
+    dispatch_id: str
+    lease_token: str
+    job_id: str
+    provider: str
+    attempt: int
+    deadline_seconds: float
+    output_url: str
+    output_headers: dict[str, str]
+    graph: dict[str, Any]
+    output_node_id: str | None
+    assets: list[dict[str, Any]]
+
+    @classmethod
+    def from_json(cls, answer: Mapping[str, Any]) -> "Lease":
+        payload = answer["input_payload"]
+        return cls(
+            dispatch_id=answer["dispatch_id"],
+            lease_token=answer["lease_token"],
+            job_id=answer["job_id"],
+            provider=answer["provider"],
+            attempt=answer["attempt"],
+            deadline_seconds=answer["deadline_seconds"],
+            output_url=answer["output_url"],
+            output_headers=answer["output_headers"],
+            graph=payload["graph"],
+            output_node_id=payload["output_node_id"],
+            assets=payload["assets"],
+        )
+
+    @property
+    def proof(self) -> dict[str, str]:
+        return {"dispatch_id": self.dispatch_id, "lease_token": self.lease_token}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """What a worker says of itself when it registers."""
+
+    worker_id: str
+    fleet_slug: str
+    stage: str
+    fleet_secret: str
+    providers: list[str]
+    capabilities: dict[str, Any]
+
+
+class Backend:
+    """Safe to share between threads: each has connections of its own."""
+
+    def __init__(
+        self,
+        url: str,
+        membership: Membership,
+        *,
+        token: str = "",
+        on_token: Callable[[str], None] = lambda _token: None,
+    ) -> None:
+        self._url = url.rstrip("/") + "/api/worker/"
+        self._membership = membership
+        self._own = threading.local()
+        self._registering = threading.Lock()
+        self._on_token = on_token
+        self.token = token
+
+    def register(self) -> dict[str, Any]:
+        """Join the fleet. The old token, if there is one, shows that we are who we were."""
+        member = self._membership
+        headers = {"X-Fleet-Secret": member.fleet_secret}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        body = {
+            "worker_id": member.worker_id,
+            "fleet_slug": member.fleet_slug,
+            "stage": member.stage,
+            "max_concurrency": 1,
+            "providers": member.providers,
+            "capabilities": member.capabilities,
+        }
+        answer = self._answer(self._send("register", body, headers))
+        self.token = answer["token"]
+        self._on_token(self.token)
+        return answer
+
+    def poll(self) -> Lease | None:
+        asked = {"providers": self._membership.providers, "current_load": 0, "max_concurrency": 1}
+        answer = self._post("poll", asked)
+        return Lease.from_json(answer) if answer else None
+
+    def heartbeat(self, lease: Lease | None = None, **told: Any) -> dict[str, Any]:
+        return self._post("heartbeat", (lease.proof if lease else {}) | told)
+
+    def complete(self, lease: Lease, **report: Any) -> str:
+        return str(self._post("complete", lease.proof | report)["status"])
+
+    def fail(self, lease: Lease, **report: Any) -> str:
+        return str(self._post("fail", lease.proof | report)["status"])
+
+    def requeue(self, lease: Lease, *, reason: str) -> str:
+        return str(self._post("requeue", lease.proof | {"reason": reason})["status"])
+
+    def deregister(self) -> None:
+        self._answer(self._send("deregister", {}, self._authorization()))
+
+    def _post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        shown = self.token
+        try:
+            return self._answer(self._send(name, body, self._authorization()))
+        except Refused as refused:
+            if refused.status != 401:
+                raise
+        self._register_anew(shown)
+        return self._answer(self._send(name, body, self._authorization()))
+
+    def _register_anew(self, refused_token: str) -> None:
+        with self._registering:
+            if self.token == refused_token:  # otherwise another thread has done it
+                logger.warning("The webapp does not know this worker any more: registering anew.")
+                self.register()
+
+    def _authorization(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"}
+
+    def _send(self, name: str, body: dict[str, Any], headers: dict[str, str]) -> requests.Response:
+        if not hasattr(self._own, "session"):
+            self._own.session = requests.Session()
+            self._own.session.trust_env = False  # no proxy, no .netrc: looking costs time
+        try:
+            response: requests.Response = self._own.session.post(
+                self._url + name,
+                json=body,
+                headers=headers,
+                timeout=(_CONNECT_SECONDS, _READ_SECONDS),
+                allow_redirects=False,
+            )
+        except (requests.RequestException, OSError) as error:
+            raise Unreachable(f"{name}: {type(error).__name__}") from error
+        return response
+
+    def _answer(self, response: requests.Response) -> dict[str, Any]:
+        if response.status_code == 204:
+            return {}
+        try:
+            found = response.json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or response.status_code >= 500:
+            raise Unreachable(f"The webapp answered with status {response.status_code}.")
+        if response.ok:
+            return found
+        code, detail = str(found.get("code")), str(found.get("detail"))
+        if response.status_code == 429:
+            raise Unreachable(f"{code}: {detail}")
+        if code == "lease_lost":
+            raise LeaseLost(detail)
+        raise Refused(response.status_code, code, detail)
+
+
+class Insistence:
+    """Pauses between tries, longer and longer, until the patience is used up or somebody stops."""
+
+    def __init__(
+        self, *, seconds: float, stop: threading.Event, stopped_seconds: float = 0
+    ) -> None:
+        self._until = time.monotonic() + seconds
+        self._stop = stop
+        self._stopped_seconds = stopped_seconds  # what is left once `stop` is set
+        self._pause = _FIRST_PAUSE
+
+    def pause(self) -> bool:
+        """Wait before another try. False: there shall be none."""
+        if self._stop.is_set():
+            self._until = min(self._until, time.monotonic() + self._stopped_seconds)
+            self._stopped_seconds = 0
+            time.sleep(min(_FIRST_PAUSE, max(self._until - time.monotonic(), 0)))
+        else:
+            self._stop.wait(min(self._pause, max(self._until - time.monotonic(), 0)))
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+        return time.monotonic() < self._until

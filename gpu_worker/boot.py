@@ -1,0 +1,210 @@
+"""From settings to a worker at work: wait for ComfyUI, join the fleet, take tickets."""
+
+import logging
+import os
+import platform
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpu_worker import app as celery_app
+from gpu_worker import identity
+from gpu_worker.assets import AssetCache
+from gpu_worker.backend import Backend, LeaseLost, Membership, Refused, Unreachable
+from gpu_worker.door import DRAINING, STOPPING, Door
+from gpu_worker.health import HealthWatch
+from gpu_worker.imds import Imds
+from gpu_worker.job import Tools
+from gpu_worker.lease_keeper import LeaseKeeper
+from gpu_worker.provider import Provider, Unwell
+from gpu_worker.scale_in import ScaleInProtection
+from gpu_worker.self_hosted import SelfHosted
+from gpu_worker.settings import BadSetting, Settings
+from gpu_worker.spot import SpotMonitor
+from gpu_worker.stopping import Stopping
+from gpu_worker.uploads import Uploads
+
+logger = logging.getLogger(__name__)
+
+TRY_AGAIN_SECONDS = 2.0
+SAY_AGAIN_SECONDS = 30.0
+
+PROVIDERS: dict[str, Callable[[Settings], Provider]] = {
+    "self_hosted": lambda settings: SelfHosted(
+        settings.comfyui_url,
+        stall_seconds=settings.stall_seconds,
+        queue_stall_seconds=settings.queue_stall_seconds,
+        tidy_folder=Path(settings.comfyui_dir) if settings.comfyui_dir else None,
+    ),
+}
+
+
+def main() -> int:
+    """Exit code 0 after a stop, 2 when it can't work as it was set up."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s"
+    )
+    logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)  # a line per ticket
+    logging.getLogger("celery.app.trace").setLevel(logging.WARNING)
+    try:
+        settings = identity.complete(Settings.from_env())
+        providers = {name: _provider(name, settings) for name in settings.providers.split()}
+        return Boot(settings, providers).run()
+    except BadSetting as bad:
+        logger.error("%s", bad)
+    except Refused as refused:
+        logger.error("The webapp refuses this worker. %s", refused)
+    except KeyboardInterrupt:
+        return 0  # before there was anything to hand back
+    return 2
+
+
+def _provider(name: str, settings: Settings) -> Provider:
+    if name not in PROVIDERS:
+        raise BadSetting(f"COMFYFLEET_PROVIDERS names {name!r}; known: {', '.join(PROVIDERS)}.")
+    return PROVIDERS[name](settings)
+
+
+class Boot:
+    def __init__(self, settings: Settings, providers: dict[str, Provider]) -> None:
+        self.settings, self.providers = settings, providers
+        self.folder = Path(settings.state_dir) / settings.worker_id
+        self.stopping = Stopping(seconds=settings.stop_seconds)
+        self.backend = Backend(
+            settings.backend_url,
+            Membership(
+                worker_id=settings.worker_id,
+                fleet_slug=settings.fleet_slug,
+                stage=settings.stage,
+                fleet_secret=settings.fleet_secret,
+                providers=list(providers),
+                capabilities={"host": platform.node(), "python": platform.python_version()},
+            ),
+            token=self._kept_token(),
+            on_token=self._keep_token,
+        )
+
+    def run(self) -> int:
+        self._clear_leftovers()
+        _until(self._well, "ComfyUI")
+        joined = _until(self.backend.register, "the webapp")
+        queue = str(joined["queue"])
+        logger.info("%s has joined the fleet %s.", self.settings.worker_id, queue)
+        app = celery_app.make_app(self.settings.redis_url, queue)
+        door = Door(queue)
+        tools = self._tools(door, idle_seconds=float(joined["heartbeat_seconds"]))
+        self._prepare_to_stop(door, tools)
+        tickets = celery_app.Tickets(tools, door, self.stopping)
+        celery_app.install(app, tickets, tools, door, self.stopping)
+        self._watch_instance()
+        code = celery_app.start(app, queue=queue, worker_id=self.settings.worker_id)
+        self.stopping.leave()
+        return code
+
+    def _tools(self, door: Door, *, idle_seconds: float) -> Tools:
+        settings = self.settings
+        keeper = LeaseKeeper(
+            self.backend,
+            idle_seconds=idle_seconds,
+            on_draining=lambda draining: (door.close if draining else door.open)(DRAINING),
+        )
+        health = HealthWatch(self.providers.values(), door, is_busy=lambda: keeper.held is not None)
+        keeper.start()
+        health.start()
+        return Tools(
+            backend=self.backend,
+            keeper=keeper,
+            cache=AssetCache(self.folder / "cache", settings.cache_max_bytes),
+            uploads=Uploads(keeper),
+            providers=self.providers,
+            protection=ScaleInProtection(
+                enabled=settings.protects_from_scale_in,
+                instance_id=settings.worker_id,
+                group=settings.asg_name,
+                region=settings.region,
+            ),
+            folder=self._jobs_folder(),
+            job_seconds=settings.job_seconds,
+            stop_reason=lambda: self.stopping.reason,
+            on_unwell=health.report,
+        )
+
+    def _prepare_to_stop(self, door: Door, tools: Tools) -> None:
+        self.stopping.on_begin(lambda: door.close(STOPPING))
+        self.stopping.on_begin(tools.keeper.stop_work)
+
+        def leave() -> None:
+            tools.keeper.close()
+            try:
+                self.backend.deregister()
+            except (Unreachable, Refused, LeaseLost) as trouble:
+                logger.warning("Left without a word: %s", trouble)
+            else:
+                self._token_file().unlink(missing_ok=True)
+            tools.protection.close()
+
+        self.stopping.on_leave(leave)
+
+    def _watch_instance(self) -> None:
+        if not self.settings.on_ec2:
+            return
+
+        def notice(reason: str) -> None:
+            self.stopping.begin(reason)
+            os.kill(os.getpid(), signal.SIGTERM)  # Celery's own way out, from here on
+
+        SpotMonitor(
+            Imds(self.settings.metadata_url),
+            every_seconds=self.settings.spot_poll_seconds,
+            on_notice=notice,
+        ).start()
+
+    def _well(self) -> None:
+        for provider in self.providers.values():
+            provider.check()
+
+    def _jobs_folder(self) -> Path:
+        return self.folder / "jobs"
+
+    def _clear_leftovers(self) -> None:
+        """Of jobs that a crash cut short. The folder is this worker's alone."""
+        shutil.rmtree(self._jobs_folder(), ignore_errors=True)
+        self._jobs_folder().mkdir(parents=True, mode=0o700)
+
+    def _token_file(self) -> Path:
+        return self.folder / "token"
+
+    def _kept_token(self) -> str:
+        try:
+            return self._token_file().read_text().strip()
+        except OSError:
+            return ""
+
+    def _keep_token(self, token: str) -> None:
+        """So that after a crash it can show that it is who it was."""
+        self._token_file().parent.mkdir(parents=True, exist_ok=True)
+        self._token_file().touch(mode=0o600)
+        self._token_file().write_text(token)
+
+
+def _until(step: Callable[[], Any], whom: str) -> Any:
+    """Try until it works, and say now and then what is being waited for."""
+    said = -SAY_AGAIN_SECONDS
+    while True:
+        try:
+            return step()
+        except (Unwell, Unreachable) as trouble:
+            if time.monotonic() - said >= SAY_AGAIN_SECONDS:
+                logger.warning("Waiting for %s: %s", whom, trouble)
+                said = time.monotonic()
+            time.sleep(TRY_AGAIN_SECONDS)
+        except Refused as refused:
+            # Our old self may be at work still, or not yet be taken for gone.
+            if refused.code not in ("worker_id_taken", "fleet_full"):
+                raise
+            logger.warning("Waiting for %s: %s", whom, refused)
+            time.sleep(TRY_AGAIN_SECONDS * 5)

@@ -1,0 +1,180 @@
+"""One job, from lease to report, as a straight line.
+
+fetch the assets → run the graph → upload what it made → complete
+
+Whatever comes in between ends in exactly one report, or in none if the job is not ours any
+more: `fail` for good when the job is at fault, `fail` for another try when we are, `requeue`
+when the worker has to go. Its folder is removed in every case.
+"""
+
+import logging
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu_worker.assets import AssetCache, AssetGone, AssetUnavailable
+from gpu_worker.backend import Backend, Insistence, Lease, LeaseLost, Refused, Unreachable
+from gpu_worker.lease_keeper import CANCELLED, STOPPING, Held, LeaseKeeper
+from gpu_worker.provider import Asset, JobFailed, Provider, Stopped, Unwell, Work
+from gpu_worker.scale_in import ScaleInProtection
+from gpu_worker.uploads import Uploads
+
+logger = logging.getLogger(__name__)
+
+REPORT_SECONDS = 900.0  # how long a report is repeated while the webapp is away
+STOPPED_SECONDS = 2.0  # the same, once the worker has to go
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """Everything a job needs."""
+
+    backend: Backend
+    keeper: LeaseKeeper
+    cache: AssetCache
+    uploads: Uploads
+    providers: Mapping[str, Provider]
+    protection: ScaleInProtection
+    folder: Path
+    job_seconds: float
+    stop_reason: Callable[[], str]
+    on_unwell: Callable[[Unwell], None]
+
+
+@dataclass
+class Timings:
+    """How long each step took."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def of(self, step: str) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[f"{step}_seconds"] = round(time.monotonic() - begin, 4)
+
+
+def run(tools: Tools, lease: Lease) -> str:
+    """Run a leased job to its report; returns how it ended."""
+    tools.protection.busy()
+    try:
+        with tools.keeper.hold(lease) as held:
+            outcome = _run(tools, held)
+    finally:
+        tools.protection.idle()
+    logger.info("Job %s: %s.", lease.job_id, outcome)
+    return outcome
+
+
+def _run(tools: Tools, held: Held) -> str:
+    report = Report(tools, held)
+    try:
+        made, timings = _work(tools, held)
+        return report.send(tools.backend.complete, outputs=made, timings=timings.seconds)
+    except LeaseLost:
+        return "lost"
+    except Stopped:
+        return _stopped(tools, held, report)
+    except (JobFailed, AssetGone) as failed:
+        return report.failed(failed)
+    except Unwell as unwell:
+        tools.on_unwell(unwell)
+        return report.retryable(unwell.message, trace=unwell.trace)
+    except AssetUnavailable as away:
+        return report.retryable(str(away))
+    except Exception as bug:
+        logger.exception("Job %s went wrong in the worker.", held.lease.job_id)
+        return report.retryable(
+            f"The worker could not go on ({type(bug).__name__}).", trace=traceback.format_exc()
+        )
+
+
+def _work(tools: Tools, held: Held) -> tuple[list[dict[str, Any]], Timings]:
+    lease, timings = held.lease, Timings()
+    provider = tools.providers.get(lease.provider)
+    if provider is None:
+        raise Unwell(f"This worker has no provider {lease.provider!r}.")
+    with (
+        tempfile.TemporaryDirectory(dir=tools.folder, prefix="job-") as folder,
+        ExitStack() as in_use,
+    ):
+        with timings.of("assets"):
+            assets = [_asset(tools, held.stop, in_use, asset) for asset in lease.assets]
+        work = Work(
+            job_id=lease.job_id,
+            graph=lease.graph,
+            output_node_id=lease.output_node_id,
+            assets=assets,
+            deadline_seconds=min(lease.deadline_seconds, tools.job_seconds),
+            folder=Path(folder),
+        )
+        with timings.of("run"):
+            files = provider.run(work, progress=held.progress, stop=held.stop)
+        with timings.of("upload"):
+            return tools.uploads.send(held, files), timings
+
+
+def _asset(tools: Tools, stop: threading.Event, in_use: ExitStack, asset: dict[str, Any]) -> Asset:
+    path = in_use.enter_context(tools.cache.fetch(asset["url"], asset["content_hash"], stop=stop))
+    return Asset(
+        placeholder=asset["placeholder"],
+        path=path,
+        filename=asset["filename"],
+        mime_type=asset["mime_type"],
+        content_hash=asset["content_hash"] or "",
+    )
+
+
+def _stopped(tools: Tools, held: Held, report: "Report") -> str:
+    if held.why == STOPPING:
+        return report.send(tools.backend.requeue, reason=tools.stop_reason())
+    return CANCELLED if held.why == CANCELLED else "lost"
+
+
+class Report:
+    """The one report on a job. It is repeated while the webapp is away."""
+
+    def __init__(self, tools: Tools, held: Held) -> None:
+        self._tools, self._held = tools, held
+        self._job_id = held.lease.job_id
+
+    def failed(self, failed: JobFailed | AssetGone) -> str:
+        if isinstance(failed, JobFailed):
+            message, code, trace = failed.message, failed.code, failed.trace
+        else:
+            message, code, trace = "A file of the job is gone.", "input_gone", str(failed)
+        return self.send(
+            self._tools.backend.fail, error=message, error_code=code, trace=trace, retryable=False
+        )
+
+    def retryable(self, message: str, *, trace: str = "") -> str:
+        return self.send(self._tools.backend.fail, error=message, trace=trace, retryable=True)
+
+    def send(self, call: Callable[..., str], **report: Any) -> str:
+        stop = self._held.stop if self._held.why == STOPPING else threading.Event()
+        insistence = Insistence(seconds=REPORT_SECONDS, stop=stop, stopped_seconds=STOPPED_SECONDS)
+        while True:
+            try:
+                return call(self._held.lease, **report)
+            except LeaseLost as lost:
+                logger.warning(
+                    "Job %s: the report came too late: %s", self._held.lease.job_id, lost
+                )
+                return "lost"
+            except Refused as refused:
+                logger.error(
+                    "The report on job %s was refused: %s", self._held.lease.job_id, refused
+                )
+                return "refused"
+            except Unreachable as away:
+                logger.warning("The report on job %s waits: %s", self._job_id, away)
+                if not insistence.pause():
+                    return "unreported"

@@ -1,0 +1,142 @@
+"""Keeps the lease of the job at work, and the webapp's word on it.
+
+One thread sends every heartbeat, with a lease or without. It brings progress along and learns
+whether the job was cancelled, the lease lost, or the worker is to take no more jobs. The
+webapp says when the next one is due; when it is away, we ask again soon and work on: the
+lease outlives a short outage, and who lost it anyway is told so by the report.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gpu_worker.backend import Backend, Lease, LeaseLost, Refused, Unreachable
+
+logger = logging.getLogger(__name__)
+
+FIRST_SECONDS = 1.0  # after the lease; most short jobs are done by then
+AGAIN_SECONDS = 3.0  # after the webapp did not answer
+
+CANCELLED, LOST, STOPPING = "cancelled", "lost", "stopping"
+
+
+class Held:
+    """The job at work. `stop` is set when it shall not go on; `why` says the reason."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.stop = threading.Event()
+        self.why = ""
+        self.share = 0.0
+        self.node: str | None = None
+        self.output_url, self.output_headers = lease.output_url, lease.output_headers
+
+    def progress(self, share: float, node: str | None) -> None:
+        self.share, self.node = share, node
+
+    def interrupt(self, why: str) -> None:
+        if not self.stop.is_set():
+            self.why = why
+            self.stop.set()
+
+
+class LeaseKeeper:
+    def __init__(
+        self, backend: Backend, *, idle_seconds: float, on_draining: Callable[[bool], None]
+    ) -> None:
+        self._backend = backend
+        self._idle_seconds = idle_seconds
+        self._on_draining = on_draining
+        self._wake = threading.Event()
+        self._closed = False
+        self._stopping = False
+        self._due = time.monotonic() + idle_seconds
+        self.held: Held | None = None
+        self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+
+    @contextmanager
+    def hold(self, lease: Lease) -> Iterator[Held]:
+        held = Held(lease)
+        self._due = time.monotonic() + FIRST_SECONDS
+        self.held = held
+        if self._stopping:
+            held.interrupt(STOPPING)
+        self._wake.set()
+        try:
+            yield held
+        finally:
+            self.held = None
+            self._due = time.monotonic() + self._idle_seconds
+
+    def stop_work(self) -> None:
+        """The worker has to go: whatever it holds, now or in a moment, is interrupted."""
+        self._stopping = True
+        if held := self.held:
+            held.interrupt(STOPPING)
+
+    def nudge(self) -> None:
+        """Ask the webapp now: something has changed there."""
+        self._due = 0.0
+        self._wake.set()
+
+    def ask_uploads(self, held: Held, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Addresses for these outputs; called by the job itself."""
+        answer = self._backend.heartbeat(held.lease, outputs=outputs)
+        self._learn(held, answer)
+        uploads: list[dict[str, Any]] = answer.get("uploads") or []
+        return uploads
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.wait(max(self._due - time.monotonic(), 0.05))
+            self._wake.clear()
+            if time.monotonic() >= self._due and not self._closed:
+                self._due = time.monotonic() + self._beat(self.held)
+
+    def _beat(self, held: Held | None) -> float:
+        """One heartbeat; returns the seconds until the next."""
+        try:
+            answer = self._send(held)
+        except LeaseLost as lost:
+            if held is not None:
+                logger.warning("Job %s: %s", held.lease.job_id, lost)
+                held.interrupt(LOST)
+            return self._idle_seconds
+        except Unreachable as away:
+            logger.warning("No heartbeat: %s", away)
+            return AGAIN_SECONDS
+        except Refused as refused:
+            logger.error("The heartbeat was refused: %s", refused)
+            return self._idle_seconds
+        except Exception:  # this thread has to live, or the lease dies
+            logger.exception("A heartbeat went wrong.")
+            return AGAIN_SECONDS
+        self._learn(held, answer)
+        return float(answer["next_heartbeat_seconds"])
+
+    def _send(self, held: Held | None) -> dict[str, Any]:
+        if held is None:
+            return self._backend.heartbeat()
+        told: dict[str, Any] = {"progress": held.share}
+        if held.node is not None:
+            told["current_node"] = held.node[:200]
+        return self._backend.heartbeat(held.lease, **told)
+
+    def _learn(self, held: Held | None, answer: dict[str, Any]) -> None:
+        self._on_draining(bool(answer["draining"]))
+        if held is None:
+            return
+        if answer["cancel_requested"]:
+            held.interrupt(CANCELLED)
+        if answer.get("output_url"):
+            held.output_url, held.output_headers = answer["output_url"], answer["output_headers"]

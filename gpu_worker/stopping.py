@@ -1,0 +1,63 @@
+"""How a worker ends: one way for a Spot notice, scale-in, SIGTERM and `celery control shutdown`.
+
+It takes no more tickets, interrupts its job and hands it back, leaves the fleet, and is gone.
+All of that is begun here, once, and bounded: whatever hangs (a stalled Redis holds Celery's
+main thread for minutes), the process ends.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+LEAVE_SECONDS = 1.5  # of the time to stop, kept for leaving the fleet
+
+
+class Stopping:
+    def __init__(self, *, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._left = threading.Event()
+        self._steps: list[Callable[[], None]] = []
+        self._leave: Callable[[], None] = lambda: None
+        self.began = threading.Event()
+        self.reason = "shutdown"
+
+    def on_begin(self, step: Callable[[], None]) -> None:
+        """Called, in order, the moment it begins. Must return at once."""
+        self._steps.append(step)
+
+    def on_leave(self, leave: Callable[[], None]) -> None:
+        """Called once, when the job was handed back or there is no more time for that."""
+        self._leave = leave
+
+    def begin(self, reason: str | None = None) -> None:
+        with self._lock:
+            if self.began.is_set():
+                return
+            self.reason = reason or self.reason
+            self.began.set()
+        logger.warning("Stopping: %s.", self.reason)
+        threading.Thread(target=self._make_sure, name="stopping", daemon=True).start()
+        for step in self._steps:
+            step()
+
+    def leave(self) -> None:
+        with self._lock:
+            if self._left.is_set():
+                return
+            self._left.set()
+        self._leave()
+
+    def _make_sure(self) -> None:
+        """The process is gone in time. What was handed back is not undone by this."""
+        deadline = time.monotonic() + self._seconds
+        self._left.wait(self._seconds - LEAVE_SECONDS)
+        leaving = threading.Thread(target=self.leave, daemon=True)
+        leaving.start()
+        time.sleep(max(deadline - time.monotonic(), 0))
+        logger.error("Something hangs; the worker ends all the same.")
+        os._exit(0)

@@ -1,0 +1,101 @@
+"""Brings what a job made into storage, with signed addresses and nothing else.
+
+One output of the expected type goes to the address that came with the lease. All others get
+addresses of their own, which pin type and length. An address may have run out during a long
+job, and storage may be away for a minute: both are tried again.
+"""
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+from gpu_worker.backend import Insistence, Unreachable
+from gpu_worker.lease_keeper import Held, LeaseKeeper
+from gpu_worker.provider import OutputFile, Stopped, Unwell
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 300.0
+_CONNECT_SECONDS, _SEND_SECONDS = 5.0, 120.0
+
+
+@dataclass(frozen=True)
+class Address:
+    url: str
+    headers: dict[str, str]
+
+
+class Uploads:
+    def __init__(self, keeper: LeaseKeeper) -> None:
+        self._keeper = keeper
+        self._session = requests.Session()
+        self._session.trust_env = False
+
+    def send(self, held: Held, files: list[OutputFile]) -> list[dict[str, Any]]:
+        """Upload all of them; returns what the report says of each."""
+        described = [_describe(file) for file in files]
+        insistence = Insistence(seconds=PATIENCE_SECONDS, stop=held.stop)
+        waiting = list(range(len(files)))
+        while waiting:
+            addresses = self._addresses(held, described)
+            waiting = [
+                number for number in waiting if not self._put(files[number], addresses, number)
+            ]
+            if waiting and not insistence.pause():
+                if held.stop.is_set():
+                    raise Stopped("The upload was stopped.")
+                raise Unwell("The results could not be uploaded: the storage does not answer.")
+        return described
+
+    def _addresses(self, held: Held, described: list[dict[str, Any]]) -> list[Address] | None:
+        """Where each output goes; None if the webapp can't be asked right now."""
+        only_type = held.output_headers.get("Content-Type")
+        if len(described) == 1 and described[0]["mime_type"] == only_type:
+            return [Address(held.output_url, held.output_headers)]
+        try:
+            answered = self._keeper.ask_uploads(held, described)
+        except Unreachable as away:
+            logger.warning("No addresses for the results yet: %s", away)
+            return None
+        if held.stop.is_set():
+            raise Stopped("The job was stopped before its results were uploaded.")
+        by_name = {one["name"]: Address(one["url"], one["headers"]) for one in answered}
+        return [by_name[output["name"]] for output in described]
+
+    def _put(self, file: OutputFile, addresses: list[Address] | None, number: int) -> bool:
+        """False: another try may go better, with a fresh address."""
+        if addresses is None:
+            return False
+        address = addresses[number]
+        try:
+            with file.path.open("rb") as body:
+                response = self._session.put(
+                    address.url,
+                    # An empty file as bytes: a stream without length would be sent in chunks.
+                    data=body if file.path.stat().st_size else b"",
+                    headers=address.headers,
+                    timeout=(_CONNECT_SECONDS, _SEND_SECONDS),
+                )
+        except requests.RequestException as error:
+            logger.warning("Storage is away: %s", type(error).__name__)
+            return False
+        if not response.ok:
+            self._keeper.nudge()  # the address may have run out: the next heartbeat brings another
+            logger.warning("Storage refused %s with status %d.", file.name, response.status_code)
+        return response.ok
+
+
+def _describe(file: OutputFile) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with file.path.open("rb") as content:
+        while chunk := content.read(1 << 20):
+            digest.update(chunk)
+    return {
+        "name": file.name,
+        "mime_type": file.mime_type,
+        "size_bytes": file.path.stat().st_size,
+        "sha256": digest.hexdigest(),
+    }
