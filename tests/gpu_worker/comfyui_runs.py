@@ -88,16 +88,19 @@ class Runner:
         return self.provider.run(work, progress=self.told, stop=self.stop)
 
     @contextmanager
-    def running(self, graph: Graph, **given: Any) -> Iterator["Future[list[OutputFile]]"]:
-        """The run goes on beside the test; entered when ComfyUI works on it."""
+    def running(
+        self, graph: Graph, *, until_in: str = "queue_running", **given: Any
+    ) -> Iterator["Future[list[OutputFile]]"]:
+        """The run goes on beside the test; entered when ComfyUI has it. Stopped at the end."""
+        before = set(self.queue(until_in))
         with ThreadPoolExecutor(1) as pool:
-            before = set(self.queue("queue_running"))
             future = pool.submit(self.run, graph, **given)
             try:
-                until(lambda: future.done() or set(self.queue("queue_running")) - before)
+                until(lambda: future.done() or set(self.queue(until_in)) - before)
                 yield future
             finally:
                 self.stop.set()
+        self.stop.clear()
 
     def queue(self, part: str) -> list[str]:
         rows = requests.get(f"{self.url}/queue", timeout=SECONDS).json()[part]
