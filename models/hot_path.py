@@ -6,7 +6,7 @@ done here in one round trip per transaction, with statements planned once.
 
 Nothing is decided here. Whatever is not the ordinary case (a repeat, too few tokens, a
 video of somebody else) writes nothing, returns None, and is left to the plain functions in
-users.py and jobs.py, which know the reasons. A test compares the rows that both ways write.
+users.py and orders.py, which know the reasons. A test compares the rows that both ways write.
 """
 
 import json
@@ -20,7 +20,8 @@ from sqlalchemy.dialects.postgresql import psycopg2
 from models import lanes
 from models.base import row_id, utcnow
 from models.dispatches import Dispatch
-from models.jobs import Job, JobStatus, Order
+from models.jobs import Job, JobStatus
+from models.orders import Order
 from models.prepared import NAME_TENANT, Prepared, round_trip
 from models.session import Databases
 from models.users import Principal, token_hash

@@ -10,10 +10,10 @@
 
 The last three are for good. Money and state change in one transaction, always, and the
 wallet's lock comes first, so every change to one user's jobs happens one after the other.
+How a job is ordered is told in orders.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -34,17 +34,9 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 
 from models import files, ledger, videos
-from models.base import TenantBase, new_id, one_of, row_id, utcnow
+from models.base import TenantBase, new_id, one_of, utcnow
 from models.effects import Provider
-from models.errors import (
-    AlreadyRefunded,
-    IdempotencyKeyReused,
-    InvalidInput,
-    NotFound,
-    NotPossibleNow,
-    TooManyActiveJobs,
-    VideoInUse,
-)
+from models.errors import AlreadyRefunded, NotFound, VideoInUse
 from models.files import File, Output
 from models.videos import Video, VideoStatus
 
@@ -131,94 +123,6 @@ class JobOutput(TenantBase):
     file: Mapped[File] = relationship(lazy="joined", innerjoin=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """Everything a submit needs to know, already validated and priced."""
-
-    user_id: UUID
-    effect_id: UUID
-    effect_slug: str
-    workflow_id: UUID
-    provider: str
-    price_tokens: int
-    idempotency_key: str
-    fingerprint: str
-    input_payload: dict[str, Any]
-    video_id: UUID | None = None
-
-
-@dataclass(frozen=True)
-class Submitted:
-    job: Job
-    is_new: bool
-
-
-def submit(session: Session, order: Order, *, max_active: int) -> Submitted:
-    """Order a job and take its price, in one step. The same order again is the same job."""
-    ledger.lock_wallet(session, user_id=order.user_id)
-    if job := replayed(session, order):
-        return Submitted(job, is_new=False)
-    if count_active(session, user_id=order.user_id) >= max_active:
-        raise too_many_active(max_active)
-    _claim_media(session, order)
-    job = Job(id=row_id(), **vars(order), created_at=utcnow(), outputs=[])
-    session.add(job)
-    session.flush()
-    ledger.reserve(session, user_id=order.user_id, job_id=job.id, price_tokens=order.price_tokens)
-    return Submitted(job, is_new=True)
-
-
-_A = {"image": "an image", "video": "a video"}
-
-
-def _claim_media(session: Session, order: Order) -> None:
-    """What the order refers to must be the user's own, checked, and of the right kind."""
-    payload = order.input_payload
-    for name, kind in payload["media"].items():
-        if order.video_id is not None and name == payload["primary"]:
-            video = videos.get(session, order.video_id, user_id=order.user_id, lock=True)
-            if video.status == VideoStatus.EXPIRED:
-                raise NotPossibleNow("The files of this video have expired. Upload it again.")
-            video.status, video.error = VideoStatus.PROCESSING, None
-            field, found = "video_id", video.kind
-        else:
-            file = files.get(session, UUID(payload["values"][name]), user_id=order.user_id)
-            field, found = f"inputs.{name}", file.kind or "a file that was never checked"
-        if found != kind:
-            raise InvalidInput.field(field, f"Must be {_A[kind]}; this is {_A.get(found, found)}.")
-
-
-def too_many_active(limit: int) -> TooManyActiveJobs:
-    return TooManyActiveJobs(
-        f"At most {limit} jobs can be active at once. Wait for one to end.",
-        retry_after_seconds=10,
-    )
-
-
-def replayed(session: Session, order: Order) -> Job | None:
-    """The job that this order's key already made, if it is the same order."""
-    job = find_by_key(session, user_id=order.user_id, idempotency_key=order.idempotency_key)
-    if job is not None:
-        require_same_order(job, order.fingerprint)
-    return job
-
-
-def require_same_order(job: Job, fingerprint: str) -> None:
-    if job.fingerprint != fingerprint:
-        raise IdempotencyKeyReused("Use a new key for a new order; this one made another job.")
-
-
-def find_by_key(session: Session, *, user_id: UUID, idempotency_key: str) -> Job | None:
-    return session.scalar(
-        select(Job).where(Job.user_id == user_id, Job.idempotency_key == idempotency_key)
-    )
-
-
-def count_active(session: Session, *, user_id: UUID) -> int:
-    query = select(func.count()).select_from(Job)
-    return session.scalars(query.where(Job.user_id == user_id, Job.status.in_(ACTIVE))).one()
-
-
 def reserved_tokens(session: Session, *, user_id: UUID) -> int:
     """What is held for jobs that have not ended."""
     query = select(func.coalesce(func.sum(Job.price_tokens), 0))
@@ -255,20 +159,6 @@ def start(session: Session, job_id: UUID, *, now: datetime | None = None) -> Job
         job.status = JobStatus.PROCESSING
         job.started_at = job.started_at or now or utcnow()
     return job
-
-
-def media_files(session: Session, job: Job) -> dict[str, File]:
-    """The file behind each media property of a job."""
-    payload = job.input_payload
-    found: dict[str, File] = {}
-    for name in payload["media"]:
-        if job.video_id is not None and name == payload["primary"]:
-            video = videos.get(session, job.video_id, user_id=job.user_id)
-            found[name] = video.original_file
-        else:
-            file_id = UUID(payload["values"][name])
-            found[name] = files.get(session, file_id, user_id=job.user_id)
-    return found
 
 
 def back_to_queue(session: Session, job_id: UUID) -> Job:

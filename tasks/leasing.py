@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from models import audit, hot_worker, jobs, lanes, payload, properties
+from models import audit, hot_worker, jobs, lanes, orders, payload, properties
 from models.dispatches import Dispatch, Lease
 from models.errors import DependencyUnavailable
 from models.files import File
@@ -117,7 +117,7 @@ def _start(backend: Backend, dispatch: Dispatch) -> tuple[Job, dict[str, File]]:
             return job, {}
     with backend.databases.tenant(dispatch.tenant_id) as session:
         job = jobs.start(session, dispatch.tenant_job_id)
-        return job, jobs.media_files(session, job) if job.is_active else {}
+        return job, orders.media_files(session, job) if job.is_active else {}
 
 
 def _put_together(backend: Backend, dispatch: Dispatch, job: Job, media: dict[str, File]) -> Leased:

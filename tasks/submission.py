@@ -20,11 +20,12 @@ from uuid import UUID
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
-from models import dispatches, effects, fleets, hot_path, jobs, lanes, payload, properties
+from models import dispatches, effects, fleets, hot_path, jobs, lanes, orders, payload, properties
 from models.effects import Effect
 from models.errors import EffectUnavailable, InvalidInput, NotFound, Refusal
 from models.fleets import Fleet, WorkflowFleet
-from models.jobs import Job, JobStatus, Order, Submitted
+from models.jobs import Job, JobStatus
+from models.orders import Order, Submitted
 from models.properties import Property
 from models.workflows import Workflow
 from tasks import outcomes
@@ -85,7 +86,7 @@ def _take_order(backend: Backend, tenant_id: UUID, order: Order) -> Submitted:
         if job is not None:
             return Submitted(job, is_new=True)
     with backend.databases.tenant(tenant_id) as session:
-        return jobs.submit(session, order, max_active=max_active)
+        return orders.submit(session, order, max_active=max_active)
 
 
 def _plan(backend: Backend, request: Request) -> tuple[Offer, Order]:
@@ -176,11 +177,11 @@ def properties_of(workflow: Workflow) -> list[Property]:
 
 def _earlier_job(backend: Backend, request: Request) -> Job | None:
     with backend.databases.tenant(request.tenant_id) as session:
-        job = jobs.find_by_key(
+        job = orders.find_by_key(
             session, user_id=request.user_id, idempotency_key=request.idempotency_key
         )
     if job is not None:
-        jobs.require_same_order(job, request.fingerprint())
+        orders.require_same_order(job, request.fingerprint())
     return job
 
 

@@ -241,7 +241,7 @@ def test_a_missing_state_is_found(enum: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "label", ["", "somebody", "jobs.levitate [POST]", "nowhere.submit", "jobs.submit, jobs.fly"]
+    "label", ["", "somebody", "jobs.levitate [POST]", "nowhere.submit", "orders.submit, orders.fly"]
 )
 def test_an_arrow_without_a_function_is_found(label: str) -> None:
     page = f"```mermaid\nstateDiagram-v2\n    a --> b{': ' if label else ''}{label}\n```"

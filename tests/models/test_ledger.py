@@ -8,10 +8,11 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from models import jobs, ledger, ledger_audit
+from models import ledger, ledger_audit, orders
 from models.errors import InsufficientTokens, InvalidInput, TransactionIdReused
-from models.jobs import Job, Order
+from models.jobs import Job
 from models.ledger import Transaction, TransactionType, Wallet
+from models.orders import Order
 from tasks.backend import Backend
 from tests.fixtures import MakePerson, Person, make_person
 
@@ -31,7 +32,7 @@ def order(person: Person, *, price: int = 10, key: str | None = None) -> Order:
 
 
 def submitted(session: Session, person: Person, *, price: int = 10) -> Job:
-    return jobs.submit(session, order(person, price=price), max_active=100).job
+    return orders.submit(session, order(person, price=price), max_active=100).job
 
 
 def balance(session: Session, person: Person) -> int:
@@ -180,7 +181,7 @@ def test_16_submits_at_once_against_a_wallet_for_5(postgres: Backend) -> None:
     def submit_one(_: int) -> UUID | None:
         try:
             with postgres.databases.tenant(ada.tenant_id) as session:
-                return jobs.submit(session, order(ada), max_active=100).job.id
+                return orders.submit(session, order(ada), max_active=100).job.id
         except InsufficientTokens:
             return None
 
@@ -198,7 +199,7 @@ def test_the_same_order_16_times_at_once_is_one_job(postgres: Backend) -> None:
 
     def submit_one(_: int) -> UUID:
         with postgres.databases.tenant(ada.tenant_id) as session:
-            return jobs.submit(session, order(ada, key="once"), max_active=100).job.id
+            return orders.submit(session, order(ada, key="once"), max_active=100).job.id
 
     with ThreadPoolExecutor(16) as threads:
         assert len(set(threads.map(submit_one, range(16)))) == 1

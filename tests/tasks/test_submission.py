@@ -15,7 +15,6 @@ from models import (
     effects,
     fleets,
     hot_path,
-    jobs,
     ledger,
     ledger_audit,
     prepared,
@@ -33,6 +32,8 @@ from models.errors import (
 )
 from models.jobs import Job, JobStatus
 from models.ledger import Transaction
+from models.orders import Order
+from models.orders import submit as take_order
 from tasks import outcomes, reconcile, submission
 from tasks.backend import Backend
 from tests.fixtures import MakePerson, Person, make_person
@@ -142,13 +143,13 @@ def test_the_hot_path_writes_what_the_plain_path_writes(postgres: Backend) -> No
             assert job is not None
         else:
             with postgres.databases.tenant(ada.tenant_id) as session:
-                jobs.submit(session, order, max_active=5)
+                take_order(session, order, max_active=5)
         submission_rows.append(rows_of(postgres, ada))
     assert submission_rows[0] == submission_rows[1]
 
 
-def plain_order(person: Person) -> jobs.Order:
-    return jobs.Order(
+def plain_order(person: Person) -> Order:
+    return Order(
         user_id=person.user_id,
         effect_id=uuid4(),
         effect_slug="e",
@@ -253,7 +254,7 @@ def test_a_job_that_nobody_can_dispatch_is_refunded(demo: Backend, person: MakeP
         offer = submission.find_offer(session, orders.EFFECT, stage=demo.settings.stage)
     order = submission._order(orders.request(ada), offer)
     with demo.databases.tenant(ada.tenant_id) as session:
-        jobs.submit(session, order, max_active=5)
+        take_order(session, order, max_active=5)
     with demo.databases.central() as session:
         session.query(fleets.WorkflowFleet).delete()
     soon, late = utcnow() + timedelta(seconds=60), utcnow() + timedelta(seconds=301)
@@ -274,7 +275,7 @@ def test_a_job_is_healed_for_the_workflow_it_was_ordered_with(
         offer = submission.find_offer(session, orders.EFFECT, stage=demo.settings.stage)
     request = orders.request(ada, key="k")
     with demo.databases.tenant(ada.tenant_id) as session:
-        jobs.submit(session, submission._order(request, offer), max_active=5)
+        take_order(session, submission._order(request, offer), max_active=5)
     with demo.databases.central() as session:
         effect = session.query(effects.Effect).filter_by(slug=orders.EFFECT).one()
         other = workflows.get(session, "slow-invert")
