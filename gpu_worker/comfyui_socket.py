@@ -105,6 +105,9 @@ def _connect(url: str, client_id: str) -> websocket.WebSocket:
         address,
         timeout=CONNECT_SECONDS,
         suppress_origin=True,  # ComfyUI refuses origins that are not exactly its own name
+        # No proxy of the machine: the library hears "for nobody" only next to a proxy's name.
+        http_proxy_host="none.invalid",
+        http_proxy_port=1,
         http_no_proxy=["*"],
         skip_utf8_validation=True,  # slow, and parsing the JSON finds out as well
     )

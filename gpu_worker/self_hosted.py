@@ -1,8 +1,8 @@
 """The provider `self_hosted`: the ComfyUI beside the worker.
 
 Whatever a run ends in, nothing of it is left at work there: a prompt whose end was not seen
-is cancelled before anybody hears of the failure. A ComfyUI that was stuck has to run a tiny
-prompt before it is trusted with the next job.
+is cancelled before anybody hears of the failure. A ComfyUI that was stuck has to end it, and
+to run a tiny prompt, before it is trusted with the next job.
 """
 
 import logging
@@ -49,6 +49,7 @@ class SelfHosted:
         self.canary_seconds = canary_seconds
         self.tidy_folder = tidy_folder
         self.suspicious = False  # whether the next check has to see a prompt run
+        self.not_ended: set[str] = set()  # prompts given up that may still be at work
 
     def close(self) -> None:
         self.comfyui.close()
@@ -56,6 +57,7 @@ class SelfHosted:
     def check(self) -> None:
         try:
             self.comfyui.stats(seconds=STATS_SECONDS)
+            self._end_what_was_given_up()
             if self.suspicious:
                 self._run_canary()
         except Refused as refused:
@@ -108,9 +110,17 @@ class SelfHosted:
             except Refused as refused:
                 raise comfyui_errors.refusal(refused.status, refused.body, names=names) from None
             except BaseException as trouble:
-                is_over = cancel(self.comfyui, prompt_id)
-                self.suspicious = self.suspicious or not is_over or isinstance(trouble, Stalled)
+                if not cancel(self.comfyui, prompt_id):
+                    self.not_ended.add(prompt_id)
+                if self.not_ended or isinstance(trouble, Stalled):
+                    self.suspicious = True
                 raise
+
+    def _end_what_was_given_up(self) -> None:
+        for prompt_id in list(self.not_ended):
+            if not cancel(self.comfyui, prompt_id):
+                raise Unwell("ComfyUI still runs a prompt that was given up.")
+            self.not_ended.discard(prompt_id)
 
     def _run_canary(self) -> None:
         patience = Patience(stop=threading.Event(), deadline_seconds=self.canary_seconds)

@@ -42,8 +42,8 @@ class Talker:
 
 
 @pytest.fixture
-def talker() -> Iterator[Talker]:
-    yield Talker()
+def talker() -> Talker:
+    return Talker()
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def received(socket: ProgressSocket, count: int) -> list[Message | None]:
 def test_what_is_no_message_is_ignored(talker: Talker, url: str) -> None:
     good = {"type": "progress", "data": {"value": 1}}
     preview = b"\0\0\0\1\0\0\0\1" + b"x" * 100
-    odd = [
+    odd: list[str | bytes | None] = [
         preview,
         b"",
         "no json",

@@ -193,9 +193,8 @@ def test_a_stuck_node_is_given_up_and_the_next_check_wants_to_see_a_prompt_run(
     with runner(own.url, tmp_path / "work", stall_seconds=0.6, canary_seconds=0.5) as runs:
         with pytest.raises(Unwell, match="no progress"):
             runs.run(hanging())
-        for _ in range(2):
-            with pytest.raises(Unwell):
-                runs.provider.check()
+        with pytest.raises(Unwell, match="still runs"):
+            runs.provider.check()
         own.restart()
         runs.provider.check()
         assert not runs.provider.suspicious
@@ -234,10 +233,8 @@ def test_a_comfyui_that_is_silent_is_unwell(own: Any, tmp_path: Path) -> None:
         with pytest.raises(Unwell):
             runs.provider.check()
         own.go_on()
-        until(
-            lambda: not runs.queue("queue_running") or runs.interrupt(*runs.queue("queue_running"))
-        )
-        runs.provider.check()
+        runs.provider.check()  # and what was left running is ended by now
+        assert runs.is_idle()
 
 
 def test_a_file_larger_than_comfyui_takes_is_the_jobs_fault(tmp_path: Path) -> None:
