@@ -28,12 +28,14 @@ class ScaleInProtection:
         group: str,
         region: str = "",
         endpoint_url: str | None = None,
+        retry_seconds: float = _FIRST_RETRY_SECONDS,
     ) -> None:
         self._enabled = enabled
         self._instance_id = instance_id
         self._group = group
         self._region = region
         self._endpoint_url = endpoint_url
+        self._retry_seconds = retry_seconds
         self._client: Any = None
         self._changed = threading.Condition()
         self._wanted: bool | None = None
@@ -72,10 +74,10 @@ class ScaleInProtection:
                 self._thread.start()
 
     def _run(self) -> None:
-        retry_seconds = _FIRST_RETRY_SECONDS
+        retry_seconds = self._retry_seconds
         while (wish := self._next_wish()) is not None:
             if self._carried_out(wish):
-                retry_seconds = _FIRST_RETRY_SECONDS
+                retry_seconds = self._retry_seconds
             elif self._closing:
                 return
             else:
@@ -110,7 +112,8 @@ class ScaleInProtection:
                 ProtectedFromScaleIn=protected,
             )
         except Exception as error:  # whatever it is, the job goes on and the thread must too
-            self._say(f"Scale-in protection could not be changed: {error}")
+            reason = " ".join(str(error).split())[:300]  # some hold a whole page
+            self._say(f"Scale-in protection could not be changed: {reason}")
             self._held = None  # an answer that was lost may have been a yes
             return False
         self._held, self._last_said = protected, ""

@@ -21,7 +21,11 @@ class Request(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         self._reply()
 
+    def do_POST(self) -> None:
+        self._reply()
+
     def _reply(self) -> None:
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         path = self.path.split("?")[0]
         with self.server.files.lock:
             self.server.files.asked.append(path)
