@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import sys
 from pathlib import Path
 
 from scripts.comfyui_stand_in import server
@@ -14,6 +15,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--max-upload-size", type=float, default=100, help="in megabytes")
     given = parser.parse_args()
+    sys.setswitchinterval(0.0005)  # so that messages leave while a prompt is still at work
     built = server.build(given.folder, max_upload_bytes=round(given.max_upload_size * 1024**2))
     asyncio.run(server.run(built, host=given.host, port=given.port))
 

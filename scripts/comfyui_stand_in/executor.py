@@ -31,7 +31,8 @@ class Executor:
             self.around.cache.clear()
         started = time.time()
         entry = PromptRun(item, self.around).to_the_end()
-        time.sleep(self.around.faults.success_before_history_ms / 1000)
+        if self.around.faults.success_before_history_ms:
+            time.sleep(self.around.faults.success_before_history_ms / 1000)
         self.around.sockets.current_node = None
         self.queue.end(item, entry=entry)
         self._say_idle(item[1])

@@ -17,9 +17,13 @@ class FaultRoutes:
 
     def table(self) -> list[web.RouteDef]:
         return [
+            web.get("/stand-in/faults", self.get_faults),
             web.post("/stand-in/faults", self.set_faults),
             web.get("/stand-in/prompts", self.get_prompts),
         ]
+
+    async def get_faults(self, _: web.Request) -> web.Response:
+        return web.json_response({**self.faults.told(), "refuse_sockets": self.sockets.refuses})
 
     async def set_faults(self, request: web.Request) -> web.Response:
         wanted = await request.json()

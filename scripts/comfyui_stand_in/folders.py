@@ -69,9 +69,17 @@ class Folders:
                 f"\n full_output_folder: {folder}\n         output_dir: {base}"
                 f"\n         commonpath: {common}"
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        counter = 1 + max((_counter(name, stem) for name in os.listdir(folder)), default=0)
+        counter = 1 + max((_counter(name, stem) for name in _names(folder)), default=0)
         return NewFile(folder=folder, subfolder=subfolder, stem=stem, counter=counter)
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder, which is made when it is not there yet."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True)
+        return []
 
 
 def _counter(name: str, stem: str) -> int:
