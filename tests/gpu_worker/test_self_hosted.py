@@ -16,7 +16,6 @@ from tests.gpu_worker.comfyui_runs import (
     asset,
     emitting,
     empty_image,
-    hanging,
     runner,
     slow_image,
     until,
@@ -185,56 +184,6 @@ def test_a_prompt_that_is_answered_with_500_may_be_tried_again(runs: Runner) -> 
     with pytest.raises(Unwell, match="500"):
         runs.run(empty_image())
     assert runs.run(empty_image())
-
-
-def test_a_stuck_node_is_given_up_and_the_next_check_wants_to_see_a_prompt_run(
-    own: Any, tmp_path: Path
-) -> None:
-    with runner(own.url, tmp_path / "work", stall_seconds=0.6, canary_seconds=0.5) as runs:
-        with pytest.raises(Unwell, match="no progress"):
-            runs.run(hanging())
-        with pytest.raises(Unwell, match="still runs"):
-            runs.provider.check()
-        own.restart()
-        runs.provider.check()
-        assert not runs.provider.suspicious
-        before = len(runs.posted())
-        runs.provider.check()
-        assert len(runs.posted()) == before  # a healthy one is asked for its stats only
-
-
-def test_a_node_that_can_not_be_stopped_is_left_within_seconds(own: Any, tmp_path: Path) -> None:
-    with runner(own.url, tmp_path / "work") as runs, runs.running(hanging()) as future:
-        runs.stop.set()
-        with pytest.raises(Stopped):
-            future.result(SECONDS)
-        assert runs.provider.suspicious
-
-
-def test_a_killed_comfyui_is_noticed_at_once(own: Any, tmp_path: Path) -> None:
-    with runner(own.url, tmp_path / "work") as runs:
-        with runs.running(slow_image(SECONDS)) as future:
-            own.kill()
-            with pytest.raises(Unwell, match="not reachable"):
-                future.result(SECONDS)
-            runs.stop.set()
-        with pytest.raises(Unwell):
-            runs.provider.check()
-        with pytest.raises(Unwell):
-            runs.run(empty_image())
-
-
-def test_a_comfyui_that_is_silent_is_unwell(own: Any, tmp_path: Path) -> None:
-    with runner(own.url, tmp_path / "work", stall_seconds=1.0) as runs:
-        with runs.running(slow_image(SECONDS)) as future:
-            own.stop_answering()
-            with pytest.raises(Unwell):
-                future.result(SECONDS)
-        with pytest.raises(Unwell):
-            runs.provider.check()
-        own.go_on()
-        runs.provider.check()  # and what was left running is ended by now
-        assert runs.is_idle()
 
 
 def test_a_file_larger_than_comfyui_takes_is_the_jobs_fault(tmp_path: Path) -> None:
