@@ -6,10 +6,11 @@ worker asks once more before it goes back to Redis, so a busy fleet never waits 
 """
 
 import logging
+import ssl
 from typing import Any
 
 from celery import Celery, bootsteps, signals
-from celery.worker.control import inspect_command
+from celery.worker.control import control_command, inspect_command
 
 from gpu_worker import job
 from gpu_worker.backend import Insistence, Refused, Unreachable
@@ -54,8 +55,13 @@ def make_app(redis_url: str, queue: str) -> Celery:
             "unacked_key": f"{queue}.unacked",
             "unacked_index_key": f"{queue}.unacked_index",
             "unacked_mutex_key": f"{queue}.unacked_mutex",
+            "priority_steps": [0],  # one list in Redis; which job is best is the webapp's to say
         },
     )
+    if redis_url.startswith("rediss:"):
+        # Kombu would not know from our transport's name that this means TLS. What the
+        # address says itself (?ssl_ca_certs=...) goes first.
+        app.conf.broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
     return app
 
 
@@ -110,6 +116,12 @@ def install(app: Celery, tickets: Tickets, tools: Tools, door: Door, stopping: S
             "progress": round(held.share, 3),
             "node": held.node,
         }
+
+    @control_command(name="nudge")
+    def nudge(_state: Any, **_: Any) -> dict[str, str]:
+        """The webapp has news (a cancel, a drain): ask for it now."""
+        tools.keeper.nudge()
+        return {"ok": "asking the webapp"}
 
     # Strong references: Celery's signals hold their receivers by weak ones.
     signals.worker_ready.connect(lambda sender, **_: door.use(sender), weak=False)

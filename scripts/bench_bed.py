@@ -36,9 +36,11 @@ class Bed:
         return os.environ | given
 
     @contextmanager
-    def gunicorn(self, app: str, *, workers: int = 2, threads: int = 4) -> Iterator[int]:
+    def gunicorn(
+        self, app: str, *, port: int = 0, workers: int = 2, threads: int = 4
+    ) -> Iterator[int]:
         """An application behind the server we recommend; yields its port."""
-        port = free_port()
+        port = port or free_port()
         arguments = f"--bind 127.0.0.1:{port} --workers {workers} --threads {threads}".split()
         log = (self.folder / f"gunicorn-{port}.log").open("wb")
         process = subprocess.Popen(

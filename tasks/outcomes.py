@@ -123,7 +123,17 @@ def cancel(backend: Backend, tenant_id: UUID, job_id: UUID, *, actor: str = SYST
     with backend.databases.tenant(tenant_id) as session:
         job = jobs.cancel(session, job_id)
     settle(backend, job, actor=actor)
+    _tell_worker(backend, job)
     return job
+
+
+def _tell_worker(backend: Backend, job: Job) -> None:
+    """The worker would learn of it at its next heartbeat: have it ask now."""
+    with backend.databases.central(read_only=True) as session:
+        dispatch = dispatches.find_by_job(session, job.tenant_id, job.id)
+        if dispatch is not None and dispatch.worker_id is not None:
+            fleet = session.get_one(Fleet, dispatch.fleet_id)
+            backend.bell.nudge(fleet.slug, dispatch.worker_id)
 
 
 def give_up(backend: Backend, dispatch: Dispatch) -> Job:

@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -43,12 +44,41 @@ class Bell:
             socket_connect_timeout=_PATIENCE_SECONDS,
             retry=Retry(NoBackoff(), 1),  # once more, for a connection that was idle too long
         )
+        self._redis_url = redis_url
+        self._celery: Celery | None = None
         self._forms: dict[str, TicketForm] = {}
         self._silent_until = 0.0
 
     def ring(self, fleet_slug: str, dispatch_id: UUID) -> None:
         """A job waits for this fleet. Returns at once, whatever the broker does."""
         self._later.add(self._send, (fleet_slug, str(dispatch_id)))
+
+    def nudge(self, fleet_slug: str, worker_id: str) -> None:
+        """Something has changed that this worker should ask about now. A hint, like a ticket."""
+        self._later.add(self._nudge, f"gpu@{fleet_slug}-{worker_id}")
+
+    def _nudge(self, nodes: list[str]) -> None:
+        try:
+            self._control().broadcast("nudge", destination=sorted(set(nodes)))
+        except (RedisError, OperationalError, OSError) as error:
+            logger.warning("Workers were not nudged: the broker is away (%s).", error)
+
+    def _control(self) -> Any:
+        """Celery's remote control, with the patience of a web process."""
+        if self._celery is None:
+            self._celery = Celery("comfyfleet", broker=self._redis_url, set_as_current=False)
+            self._celery.conf.update(
+                broker_connection_timeout=_PATIENCE_SECONDS,
+                broker_transport_options={
+                    "socket_timeout": _PATIENCE_SECONDS,
+                    "socket_connect_timeout": _PATIENCE_SECONDS,
+                    "max_retries": 0,
+                    "interval_start": 0,
+                    "interval_step": 0,
+                    "interval_max": 0,
+                },
+            )
+        return self._celery.control
 
     def _send(self, tickets: list[Ticket]) -> None:
         if time.monotonic() < self._silent_until:
@@ -75,6 +105,8 @@ class Bell:
 
     def close(self) -> None:
         self._redis.close()
+        if self._celery is not None:
+            self._celery.close()
 
 
 class TicketForm:
