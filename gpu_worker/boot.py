@@ -7,9 +7,12 @@ import shutil
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from celery.exceptions import SecurityWarning
 
 from gpu_worker import app as celery_app
 from gpu_worker import identity
@@ -50,6 +53,8 @@ def main() -> int:
     )
     logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)  # a line per ticket
     logging.getLogger("celery.app.trace").setLevel(logging.WARNING)
+    # Of running as root, as in a container. It is about pickles, and we take none.
+    warnings.simplefilter("ignore", SecurityWarning)
     try:
         settings = identity.complete(Settings.from_env())
         providers = {name: _provider(name, settings) for name in settings.providers.split()}

@@ -3,6 +3,9 @@
 Celery refuses what it can read and does not know. What it can't even read (no JSON, no
 message, a body that is no base64) would end the process, and with it the fleet, one worker
 after the other. Here it is dropped and said.
+
+It also asks nothing of Redis that the user of a fleet may not do (tasks/redis_acl.py): every
+refusal would stand in the server's log, where refusals are to mean something.
 """
 
 import logging
@@ -20,6 +23,15 @@ class Channel(redis.Channel):
         except (AttributeError, KeyError, TypeError, ValueError):
             logger.exception("Dropped something from the queue that is no message.")
             return True
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        """Without CLIENT SETINFO, which older servers do not know and no user needs."""
+        parameters: dict[str, Any] = super()._connparams(asynchronous)
+        return parameters | {"driver_info": None}
+
+    def sweep_bindings(self, limit: int = 100) -> int:  # noqa: ARG002
+        """What others left behind is tidied by the control worker and by Flower."""
+        return 0
 
 
 class Transport(redis.Transport):

@@ -5,11 +5,14 @@ one of its kind: two control workers, or two beats, do everything twice and noth
 """
 
 import logging
+import ssl
+import warnings
 from dataclasses import asdict
 from functools import cache
 from typing import Any
 
 from celery import Celery, signals
+from celery.exceptions import SecurityWarning
 
 from models import migrate
 from models.settings import Settings
@@ -18,6 +21,9 @@ from tasks import schedule, sweepers
 from tasks.backend import Backend
 
 logger = logging.getLogger(__name__)
+
+# Of running as root, as in a container. It is about pickles, and we take none.
+warnings.simplefilter("ignore", SecurityWarning)
 
 settings = Settings.from_env()
 app = Celery("comfyfleet", broker=settings.redis_url)
@@ -41,6 +47,9 @@ app.conf.update(
     },
     beat_schedule=schedule.table(settings),
 )
+if settings.redis_url.startswith("rediss:"):
+    # Left to itself Kombu would speak to anybody; what the address says goes first.
+    app.conf.broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
 
 
 @cache
