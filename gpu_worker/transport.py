@@ -26,7 +26,7 @@ class Channel(redis.Channel):
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         """Without CLIENT SETINFO, which older servers do not know and no user needs."""
-        parameters: dict[str, Any] = super()._connparams(asynchronous)
+        parameters: dict[str, Any] = super()._connparams(asynchronous)  # type: ignore[misc]
         return parameters | {"driver_info": None}
 
     def sweep_bindings(self, limit: int = 100) -> int:  # noqa: ARG002
