@@ -11,7 +11,7 @@ from importlib import metadata
 
 import click
 
-from scripts import cli_database, cli_demo, cli_money, cli_serve, cli_up
+from scripts import cli_database, cli_demo, cli_doctor, cli_money, cli_serve, cli_up
 
 
 def version() -> str:
@@ -37,6 +37,7 @@ main.add_command(cli_money.wallet)
 main.add_command(cli_serve.serve)
 main.add_command(cli_up.up)
 main.add_command(cli_demo.demo)
+main.add_command(cli_doctor.doctor)
 
 if __name__ == "__main__":
     main()

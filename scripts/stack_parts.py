@@ -102,7 +102,7 @@ def comfyui(stack: Stack, number: int) -> Part:
 
 
 def flower(stack: Stack) -> Part:
-    level = "info" if stack.wishes.is_verbose else "warning"
+    level = "info" if stack.wishes.is_verbose else "error"  # it warns of workers not there yet
     return Part(
         name="flower",
         command=[
