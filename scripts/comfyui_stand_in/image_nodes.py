@@ -1,4 +1,4 @@
-"""Nodes for images. An IMAGE is a batch: a list of RGB pictures of one size."""
+"""Nodes for images."""
 
 import json
 import math
@@ -55,7 +55,7 @@ def empty_image(work: Work, *, width: int, height: int, batch_size: int, color: 
         )
     red, green, blue = color >> 16 & 255, color >> 8 & 255, color & 255
     picture = Image.new("RGB", (width, height), (red, green, blue))
-    return Result(values=([picture] * batch_size,))
+    return Result(values=(Images.of([picture] * batch_size),))
 
 
 @node(
@@ -71,7 +71,7 @@ def load_image(work: Work, *, image: str) -> Result:
         frames = [ImageOps.exif_transpose(frame) for frame in ImageSequence.Iterator(opened)]
     pictures = [frame.convert("RGB") for frame in frames]
     same_size = [picture for picture in pictures if picture.size == pictures[0].size]
-    return Result(values=(same_size, [_mask(frame) for frame in frames]))
+    return Result(values=(Images.of(same_size), [_mask(frame) for frame in frames]))
 
 
 def _mask(frame: Image.Image) -> Image.Image:
@@ -101,7 +101,7 @@ def solid_mask(work: Work, *, value: float, width: int, height: int) -> Result: 
     title="Invert Image",
 )
 def image_invert(work: Work, *, image: Images) -> Result:  # noqa: ARG001
-    return Result(values=([ImageOps.invert(picture) for picture in image],))
+    return Result(values=(image.each(ImageOps.invert),))
 
 
 @node(
@@ -126,13 +126,13 @@ def image_scale(
     height: int,
     crop: str,
 ) -> Result:
-    old_width, old_height = image[0].size
+    old_width, old_height = image.size
     new_width = width or (height and max(1, round(old_width * height / old_height))) or old_width
     new_height = height or max(1, round(old_height * new_width / old_width))
     size, method = (new_width, new_height), _METHODS[upscale_method]
     if crop == "center":
-        return Result(values=([ImageOps.fit(one, size, method) for one in image],))
-    return Result(values=([one.resize(size, method) for one in image],))
+        return Result(values=(image.each(lambda one: ImageOps.fit(one, size, method)),))
+    return Result(values=(image.each(lambda one: one.resize(size, method)),))
 
 
 @node(
@@ -148,16 +148,16 @@ def image_scale(
     is_new_style=True,
 )
 def image_blur(work: Work, *, image: Images, blur_radius: int, sigma: float) -> Result:  # noqa: ARG001
-    width, height = image[0].size
+    width, height = image.size
     for argument, dimension, side in ((4, 3, width), (6, 2, height)):
         if blur_radius >= side:
             raise RuntimeError(
                 f"Argument #{argument}: Padding size should be less than the corresponding input "
                 f"dimension, but got: padding ({blur_radius}, {blur_radius}) at dimension "
-                f"{dimension} of input [{len(image)}, 3, {height}, {width}]"
+                f"{dimension} of input [{image.count}, 3, {height}, {width}]"
             )
     blur = ImageFilter.GaussianBlur(_spread_pixels(blur_radius, sigma))
-    return Result(values=([picture.filter(blur) for picture in image],))
+    return Result(values=(image.each(lambda one: one.filter(blur)),))
 
 
 def _spread_pixels(radius: int, sigma: float) -> float:
@@ -197,10 +197,10 @@ def preview_image(work: Work, *, images: Images) -> Result:
 
 
 def _saved(work: Work, images: Images, prefix: str, *, kind: str, compress_level: int) -> Result:
-    new = work.folders.new_file(prefix, kind=kind, size=images[0].size)
+    new = work.folders.new_file(prefix, kind=kind, size=images.size)
     metadata = _metadata(work.prompt, work.extra_pnginfo)
     saved = []
-    for offset, picture in enumerate(images):
+    for offset, picture in enumerate(images.read()):
         name = new.name("png", offset=offset).replace("%batch_num%", str(offset))
         picture.save(f"{new.folder}/{name}", pnginfo=metadata, compress_level=compress_level)
         saved.append({"filename": name, "subfolder": new.subfolder, "type": kind})
@@ -217,6 +217,6 @@ def _metadata(prompt: Graph, extra_pnginfo: Any) -> PngImagePlugin.PngInfo:
 
 @node("SaveImageWebsocket", required={"images": ["IMAGE"]}, is_output=True, category="api/image")
 def save_image_websocket(work: Work, *, images: Images) -> Result:
-    for index, picture in enumerate(images):
-        work.report(index, len(images), picture)
+    for index, picture in enumerate(images.read()):
+        work.report(index, images.count, picture)
     return Result()

@@ -4,8 +4,8 @@ Inputs are declared as /object_info shows them: a name and [type, options]. Ever
 nodes adds its own to CLASSES when it is imported.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from PIL import Image
@@ -13,8 +13,36 @@ from PIL import Image
 from scripts.comfyui_stand_in.folders import Folders
 
 Graph = dict[str, Any]
-Images = list[Image.Image]
 Ui = dict[str, list[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """An IMAGE: pictures in RGB, all of one size.
+
+    Those of a film are made anew each time they are read, because it need not fit into memory.
+    """
+
+    read: Callable[[], Iterable[Image.Image]]
+    count: int
+    is_film: bool = False
+
+    @classmethod
+    def of(cls, pictures: list[Image.Image]) -> "Images":
+        return cls(read=lambda: pictures, count=len(pictures))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return next(iter(self.read())).size
+
+    def each(self, edit: Callable[[Image.Image], Image.Image]) -> "Images":
+        if self.is_film:
+            return replace(self, read=lambda: map(edit, self.read()))
+        return Images.of([edit(picture) for picture in self.read()])
+
+    def __str__(self) -> str:
+        width, height = self.size
+        return f"tensor(shape=[{self.count}, {height}, {width}, 3])"
 
 
 class Interrupted(Exception):

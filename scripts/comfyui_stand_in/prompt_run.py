@@ -193,10 +193,5 @@ def _meta(node_id: str) -> dict[str, str | None]:
 
 
 def _text(value: Any) -> Any:
-    """An input as an error message shows it. Pictures are told by their shape only."""
-    if value is None or isinstance(value, (int, float, str)):
-        return value
-    if isinstance(value, list) and value and isinstance(value[0], Image.Image):
-        width, height = value[0].size
-        return f"tensor(shape=[{len(value)}, {height}, {width}, 3])"
-    return str(value)
+    """An input as an error message shows it."""
+    return value if value is None or isinstance(value, (int, float, str)) else str(value)

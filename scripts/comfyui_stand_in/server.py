@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from scripts.comfyui_stand_in import image_nodes, trial_nodes, video_nodes
+from scripts.comfyui_stand_in import image_nodes, text_nodes, trial_nodes, video_nodes
 from scripts.comfyui_stand_in.about_routes import AboutRoutes, features
 from scripts.comfyui_stand_in.cache import Cache
 from scripts.comfyui_stand_in.executor import Executor
@@ -25,7 +25,7 @@ from scripts.comfyui_stand_in.prompt_routes import PromptRoutes
 from scripts.comfyui_stand_in.prompt_run import Surroundings
 from scripts.comfyui_stand_in.sockets import Sockets
 
-NODES = (image_nodes, trial_nodes, video_nodes)  # imported for the classes they add
+NODES = (image_nodes, text_nodes, trial_nodes, video_nodes)  # imported for the classes they add
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -1,15 +1,19 @@
-"""Nodes for video, sound and text. PyAV is imported by the first node that needs it.
+"""Nodes for video and sound. PyAV is imported by the first node that needs it.
 
-A VIDEO is its frames with its rate and sound; an AUDIO is the decoded frames of one track.
+A VIDEO is its pictures with their rate and its sound; an AUDIO is the decoded frames of one
+track. A film is read, edited and written frame by frame while it is saved.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from scripts.comfyui_stand_in.node_classes import FileInput, Images, Result, Work, node
+from PIL import Image
+
+from scripts.comfyui_stand_in.node_classes import FileInput, Images, Report, Result, Work, node
 
 if TYPE_CHECKING:
     import av
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
 _VIDEO = {"category": "image/video", "module": "comfy_extras.nodes_video", "is_new_style": True}
 _AUDIO = {"category": "audio", "module": "comfy_extras.nodes_audio", "is_new_style": True}
+_FRAMES_A_REPORT = 10
 _AUDIO_PREFIX = ["STRING", {"default": "audio/ComfyUI", "multiline": False}]
 
 
@@ -50,9 +55,18 @@ def load_video(work: Work, *, file: str) -> Result:
         if not container.streams.video:
             raise ValueError(f"No video stream found in file '{path}'")
         stream = container.streams.video[0]
-        images = [frame.to_image() for frame in container.decode(stream)]  # type: ignore[no-untyped-call]
-        rate = Fraction(stream.average_rate or 1)
-    return Result(values=(Video(images=images, rate=rate, audio=_decoded_audio(path)),))
+        rate, count = Fraction(stream.average_rate or 1), stream.frames
+    count = count or sum(1 for _ in _decoded_frames(path))  # not every container tells
+    film = Images(read=lambda: _decoded_frames(path), count=count, is_film=True)
+    return Result(values=(Video(images=film, rate=rate, audio=_decoded_audio(path)),))
+
+
+def _decoded_frames(path: Path) -> Iterator[Image.Image]:
+    import av
+
+    with av.open(path) as container:
+        for frame in container.decode(container.streams.video[0]):
+            yield frame.to_image()  # type: ignore[no-untyped-call]
 
 
 def _decoded_audio(path: Path) -> Audio | None:
@@ -115,23 +129,25 @@ def save_video(
 ) -> Result:
     import av
 
-    new = work.folders.new_file(filename_prefix, size=video.images[0].size)
+    new = work.folders.new_file(filename_prefix, size=video.images.size)
     name = new.name("mp4")
     with av.open(new.folder / name, "w", options={"movflags": "use_metadata_tags"}) as container:
         container.metadata["prompt"] = json.dumps(work.prompt)
-        _encode_video(container, video)
+        _encode_video(container, video, work.report)
     return Result(ui={"images": [_item(name, new.subfolder)], "animated": [True]})
 
 
-def _encode_video(container: "OutputContainer", video: Video) -> None:
+def _encode_video(container: "OutputContainer", video: Video, report: Report) -> None:
     """Both tracks are declared before the first packet, as an MP4 demands."""
     import av
 
     picture = container.add_stream("libx264", rate=video.rate)
-    picture.width, picture.height = video.images[0].size
+    picture.width, picture.height = video.images.size
     picture.pix_fmt = "yuv420p"
     sound = container.add_stream("aac", rate=video.audio.rate) if video.audio else None
-    for image in video.images:
+    for index, image in enumerate(video.images.read()):
+        if index % _FRAMES_A_REPORT == 0:
+            report(min(index, video.images.count), video.images.count)
         container.mux(picture.encode(av.VideoFrame.from_image(image)))  # type: ignore[no-untyped-call]
     container.mux(picture.encode(None))
     if sound and video.audio:
@@ -215,29 +231,3 @@ def _saved_audio(
 
 def _item(name: str, subfolder: str, kind: str = "output") -> dict[str, str]:
     return {"filename": name, "subfolder": subfolder, "type": kind}
-
-
-@node(
-    "PreviewAny",
-    required={"source": ["*", {}]},
-    is_output=True,
-    title="Preview as Text",
-    category="utils",
-    module="comfy_extras.nodes_preview_any",
-)
-def preview_any(work: Work, *, source: Any) -> Result:  # noqa: ARG001
-    text = source if isinstance(source, str) else json.dumps(source, default=str)
-    return Result(ui={"text": [text]})
-
-
-@node(
-    "PrimitiveString",
-    required={"value": ["STRING", {"multiline": False}]},
-    returns=("STRING",),
-    title="String",
-    category="utils/primitive",
-    module="comfy_extras.nodes_primitive",
-    is_new_style=True,
-)
-def primitive_string(work: Work, *, value: str) -> Result:  # noqa: ARG001
-    return Result(values=(value,))
