@@ -73,15 +73,18 @@ def _perform(state: "StateFolder", ready: dict[str, Any]) -> None:
         _top_up(customer, user["id"], ready)
         before = customer.balance()
         click.echo(f"Signed in as {user['email']}, {before} tokens.\n")
-        ordered = {}
-        for effect, path in sent.items():
-            video = customer.send(path, EFFECTS[effect])
-            click.echo(f"Sent {path.name}, {path.stat().st_size} bytes.")
-            ordered[effect] = customer.order(effect, video["id"])
+        videos = {effect: _send(customer, effect, path) for effect, path in sent.items()}
+        ordered = {effect: customer.order(effect, video) for effect, video in videos.items()}
         click.echo()
         seen = _watch(customer, ordered)
         _tell(state, customer, ordered, seen, before)
         _fetch(state, customer, ordered, sent)
+
+
+def _send(customer: "Customer", effect: str, path: Path) -> str:
+    video = customer.send(path, EFFECTS[effect])
+    click.echo(f"Sent {path.name}, {path.stat().st_size} bytes.")
+    return str(video["id"])
 
 
 def _names() -> dict[str, str]:

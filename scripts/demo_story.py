@@ -14,7 +14,7 @@ from scripts.demo_customer import Json
 
 TOLD = {
     "job.lease": "leased by {worker}",
-    "job.complete": "result uploaded and reported by {worker}",
+    "job.complete": "completed by {worker}",
     "job.fail": "reported as failed by {worker}",
     "job.requeue": "handed back by {worker}",
     "job.expire": "lease of {worker} ran out",
@@ -29,15 +29,10 @@ class Moment:
 
 def moments(databases: Databases, job: Json, seen: Iterable[Moment]) -> list[Moment]:
     """In order, from the order to the result."""
-    own = [
-        Moment(_time(job["created_at"]), f"submitted, {job['price_tokens']} tokens reserved"),
-        *(
-            Moment(_time(job[column]), sentence)
-            for column, sentence in (("completed_at", f"{job['status']}, tokens settled"),)
-            if job[column]
-        ),
-    ]
-    return sorted([*own, *audited(databases, UUID(job["id"])), *seen])
+    price = job["price_tokens"]
+    submitted = Moment(_time(job["created_at"]), f"submitted, {price} tokens reserved")
+    settled = Moment(_time(job["completed_at"]), f"result accepted, {price} tokens consumed")
+    return sorted([submitted, settled, *audited(databases, UUID(job["id"])), *seen])
 
 
 def audited(databases: Databases, job_id: UUID) -> list[Moment]:
@@ -53,9 +48,12 @@ def audited(databases: Databases, job_id: UUID) -> list[Moment]:
 
 def _told(row: AuditLog) -> str:
     worker = row.worker_id or row.actor
-    if row.event in TOLD:
-        return TOLD[row.event].format(worker=worker)
-    return f"{row.event} by {worker}"
+    sentence = TOLD.get(row.event, f"{row.event} by {{worker}}").format(worker=worker)
+    timings = row.details.get("timings") or {}
+    spent = ", ".join(
+        f"{name.removesuffix('_seconds')} {seconds:.2f} s" for name, seconds in timings.items()
+    )
+    return f"{sentence} ({spent})" if spent else sentence
 
 
 def lines(told: list[Moment]) -> list[str]:

@@ -44,7 +44,8 @@ class LogLines:
         with output, self.file(name).open("ab", buffering=0) as file:
             while line := output.readline(LONGEST_LINE):
                 file.write(line if line.endswith(b"\n") else line + b"\n")
-                self._show(name, line.decode(errors="replace").rstrip())
+                if told := line.decode(errors="replace").rstrip():
+                    self._show(name, told)
 
     def say(self, name: str, sentence: str) -> None:
         """A line about a part, not by it."""

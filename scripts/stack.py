@@ -164,7 +164,7 @@ class Stack:
             "COMFYFLEET_WORKER_ID": name,
             "COMFYFLEET_COMFYUI_URL": self.comfyui_url(number),
             "COMFYFLEET_STATE_DIR": str(self.state.path / f"gpu-{number + 1}"),
-            "COMFYFLEET_STOP_SECONDS": "4",  # within what the supervisor grants
+            "COMFYFLEET_STOP_SECONDS": "3.5",  # within what the supervisor grants
             "COMFYFLEET_SCALE_IN_PROTECTION": "off",
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": f"{self.imds_url}/i/{name}/",
             "PYTHONUNBUFFERED": "1",

@@ -26,7 +26,7 @@ ANSWER_SECONDS = 1.0
 PING_SECONDS = 0.5
 
 #: How long each tier may take to stop. Together below 10 s.
-REDIS_SECONDS, WEB_SECONDS, WORKER_SECONDS = 1.5, 2.5, 5.0
+REDIS_SECONDS, WEB_SECONDS, WORKER_SECONDS = 1.5, 3.0, 4.5
 
 
 def parts_of(stack: Stack, databases: Databases) -> list[Part]:
@@ -63,8 +63,8 @@ def web(stack: Stack) -> Part:
         command=gunicorn_command(
             host=HOST,
             port=stack.ports.web,
-            workers=2,
-            threads=8,
+            workers=1,  # one person's machine: fast to start and to stop
+            threads=16,
             graceful_seconds=2,
             log_level="info" if stack.wishes.is_verbose else "warning",
             access_log=stack.wishes.is_verbose,
