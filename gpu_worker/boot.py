@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from celery.exceptions import SecurityWarning
+from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 
 from gpu_worker import app as celery_app
 from gpu_worker import identity
@@ -55,6 +55,8 @@ def main() -> int:
     logging.getLogger("celery.app.trace").setLevel(logging.WARNING)
     # Of running as root, as in a container. It is about pickles, and we take none.
     warnings.simplefilter("ignore", SecurityWarning)
+    # Of what Celery 6 will do to a task when the broker goes away. We have it as it is now.
+    warnings.simplefilter("ignore", CPendingDeprecationWarning)
     try:
         settings = identity.complete(Settings.from_env())
         providers = {name: _provider(name, settings) for name in settings.providers.split()}

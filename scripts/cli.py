@@ -11,7 +11,16 @@ from importlib import metadata
 
 import click
 
-from scripts import cli_database, cli_demo, cli_doctor, cli_money, cli_serve, cli_up
+from scripts import (
+    cli_database,
+    cli_demo,
+    cli_doctor,
+    cli_fleets,
+    cli_gpu_worker,
+    cli_money,
+    cli_serve,
+    cli_up,
+)
 
 
 def version() -> str:
@@ -38,6 +47,8 @@ main.add_command(cli_serve.serve)
 main.add_command(cli_up.up)
 main.add_command(cli_demo.demo)
 main.add_command(cli_doctor.doctor)
+main.add_command(cli_fleets.fleets)
+main.add_command(cli_gpu_worker.gpu_worker)
 
 if __name__ == "__main__":
     main()
