@@ -1,0 +1,266 @@
+"""The Redis user of a fleet: its workers can do all they need, and nothing to another fleet."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from redis import Redis
+from redis.exceptions import AuthenticationError, ResponseError
+
+from models import fleets
+from models.errors import InvalidInput
+from models.settings import Settings
+from scripts import servers
+from scripts.cli import main
+from scripts.server_process import Program, running
+from tasks import redis_acl
+from tasks.backend import Backend
+from tasks.redis_acl import FleetUser
+from tasks.tickets import TicketForm
+from tests.gpu_worker.small_stack import (
+    FLEET,
+    OTHER_FLEET,
+    SmallStack,
+    WorkerProcess,
+    await_status,
+    order_card,
+    small_stack,
+    until,
+)
+from tests.webapp.conftest import prepared
+
+PASSWORD = "of the tests: with spaces, a / and an @"
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of our own: users belong to a whole server, and so does its log of refusals."""
+    with servers.redis(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def admin(redis_url: str) -> Iterator[Redis]:
+    with Redis.from_url(redis_url) as redis:
+        yield redis
+
+
+@pytest.fixture(scope="module")
+def stack(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis_url: str
+) -> Iterator[SmallStack]:
+    settings: Settings = prepared(request, tmp_path_factory, redis_url, "sqlite")
+    with small_stack(settings, tmp_path_factory.mktemp("workers")) as stack:
+        yield stack
+
+
+def make_user(admin: Redis, user: FleetUser) -> str:
+    """As redis-cli gives the line to the server."""
+    admin.execute_command(*user.set_user(PASSWORD).split(" "))
+    return user.name
+
+
+def refusals(admin: Redis) -> list[tuple[str, str]]:
+    return [(entry["reason"], entry["object"]) for entry in admin.acl_log()]
+
+
+@pytest.fixture(scope="module")
+def mallory(admin: Redis, redis_url: str) -> Iterator[Redis]:
+    """Somebody who has the credentials of a fleet."""
+    name = make_user(admin, FleetUser(FLEET))
+    address = redis_acl.worker_url(redis_url, name, PASSWORD)
+    with Redis.from_url(address, driver_info=None) as redis:  # as a worker, it says not who it is
+        yield redis
+
+
+@contextmanager
+def confined_worker(stack: SmallStack, admin: Redis, name: str) -> Iterator[WorkerProcess]:
+    address = redis_acl.worker_url(stack.redis_url, make_user(admin, FleetUser(FLEET)), PASSWORD)
+    with stack.worker(name, COMFYFLEET_REDIS_URL=address) as worker:
+        yield worker
+
+
+def lose_a_ticket(admin: Redis) -> str:
+    """A worker took it and died, long ago. Returns the name under which it is kept."""
+    message = json.loads(TicketForm(FLEET).fill("lost-ticket"))
+    tag: str = message["properties"]["delivery_tag"]
+    admin.hset(f"{FLEET}.unacked", tag, json.dumps([message, "", FLEET]))
+    admin.zadd(f"{FLEET}.unacked_index", {tag: 1})
+    return tag
+
+
+def test_a_confined_worker_does_everything_and_is_refused_nothing(
+    stack: SmallStack, admin: Redis
+) -> None:
+    admin.acl_log_reset()
+    lost = lose_a_ticket(admin)
+    ada = stack.customer()
+    with confined_worker(stack, admin, "w1") as worker, stack.celery() as celery:
+        await_status(ada, order_card(ada), "completed")
+        until("the lost ticket is done", lambda: not admin.hexists(f"{FLEET}.unacked", lost))
+        assert celery.control.ping(destination=[worker.node], limit=1) == [
+            {worker.node: {"ok": "pong"}}
+        ]
+        for order in (celery.control.cancel_consumer, celery.control.add_consumer):
+            assert order(FLEET, reply=True, limit=1)
+        admin.client_kill_filter(_type="normal", skipme=True)
+        admin.client_kill_filter(_type="pubsub", skipme=True)
+        await_status(ada, order_card(ada), "completed")
+        slow = order_card(ada, seconds=30)
+        await_status(ada, slow, "processing")
+    assert worker.process.returncode == 0
+    await_status(ada, slow, "queued")
+    assert refusals(admin) == []
+
+
+Deed = Callable[[Redis], Any]
+
+FORBIDDEN: dict[str, Deed] = {
+    "take another fleet's ticket": lambda r: r.brpop([OTHER_FLEET], timeout=1),
+    "ring for another fleet": lambda r: r.lpush(OTHER_FLEET, "x"),
+    "count another fleet's tickets": lambda r: r.llen(OTHER_FLEET),
+    "read what another fleet has at work": lambda r: r.hget(f"{OTHER_FLEET}.unacked", "x"),
+    "forget what another fleet has at work": lambda r: r.delete(f"{OTHER_FLEET}.unacked_index"),
+    "hold another fleet's lock": lambda r: r.set(f"{OTHER_FLEET}.unacked_mutex", "x"),
+    "unbind another fleet": lambda r: r.delete(f"_kombu.binding.{OTHER_FLEET}"),
+    "give the control worker a task": lambda r: r.lpush("control", "x"),
+    "read what the control worker does": lambda r: r.hget("unacked", "x"),
+    "read a rate limit": lambda r: r.get("comfyfleet:limits:LIMITER/x"),
+    "lift a rate limit": lambda r: r.delete("comfyfleet:limits:LIMITER/x"),
+    "order workers about": lambda r: r.publish("/0.celery.pidbox", "x"),
+    "listen to events": lambda r: r.execute_command("PSUBSCRIBE", "/0.celeryev/*"),
+    "listen to everything": lambda r: r.execute_command("PSUBSCRIBE", "*"),
+    "speak on another channel": lambda r: r.publish("news", "x"),
+    "read another's answers": lambda r: r.brpop(["u.reply.celery.pidbox"], timeout=1),
+    "bind answers to itself": lambda r: r.sadd("_kombu.binding.reply.celery.pidbox", "x"),
+    "see all keys": lambda r: r.keys("*"),
+    "walk through all keys": lambda r: r.scan(),
+    "empty the server": lambda r: r.flushall(),
+    "empty the database": lambda r: r.flushdb(),
+    "go to another database": lambda r: r.execute_command("SELECT", "1"),
+    "read the configuration": lambda r: r.config_get("*"),
+    "see the clients": lambda r: r.client_list(),
+    "watch all commands": lambda r: r.execute_command("MONITOR"),
+    "make users": lambda r: r.execute_command("ACL", "SETUSER", "x"),
+    "stop the server": lambda r: r.execute_command("SHUTDOWN"),
+    "run a script on another fleet": lambda r: r.evalsha(
+        r.script_load("return redis.call('LLEN', KEYS[1])"), 1, OTHER_FLEET
+    ),
+    "run a script with a hidden key": lambda r: r.evalsha(
+        r.script_load(f"return redis.call('LLEN', '{OTHER_FLEET}')"), 0
+    ),
+    "run a script that speaks": lambda r: r.evalsha(
+        r.script_load("return redis.call('PUBLISH', '/0.celery.pidbox', 'x')"), 0
+    ),
+}
+
+
+@pytest.mark.parametrize("deed", FORBIDDEN)
+def test_the_credentials_of_a_fleet_do_not(deed: str, mallory: Redis, admin: Redis) -> None:
+    admin.acl_log_reset()
+    with pytest.raises(ResponseError, match=r"(?i)permission"):
+        FORBIDDEN[deed](mallory)
+    assert len(refusals(admin)) == 1
+
+
+@pytest.mark.parametrize("slug", ["", "Cards", "a b", "a*", "cards-", "a\n", "ä", "control"])
+def test_a_name_that_no_fleet_has_is_refused(slug: str) -> None:
+    with pytest.raises(InvalidInput):
+        FleetUser(slug)
+
+
+# The command
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(stack: SmallStack) -> Run:
+    settings = stack.backend.settings
+    given = ("central_url", "pool_urls", "redis_url", "storage_url", "secret_key")
+    env = {f"COMFYFLEET_{name.upper()}": str(getattr(settings, name)) for name in given}
+
+    def run(*arguments: str, exit_code: int = 0) -> Result:
+        done = CliRunner().invoke(main, ["fleets", "redis-acl", *arguments], env=env)
+        assert done.exit_code == exit_code, done.output
+        return done
+
+    return run
+
+
+def may_ping(redis_url: str) -> bool:
+    with Redis.from_url(redis_url) as redis:
+        return bool(redis.ping())
+
+
+def test_the_printed_line_makes_the_user(run: Run, admin: Redis, redis_url: str) -> None:
+    told = json.loads(run(OTHER_FLEET, "--json").stdout)
+    assert told["password"] not in told["line"]
+    admin.execute_command(*told["line"].split(" "))
+    assert may_ping(told["redis_url"])
+    with pytest.raises(AuthenticationError):
+        may_ping(redis_acl.worker_url(redis_url, told["user"], "another"))
+
+
+def test_what_to_do_is_told_beside_the_line(run: Run) -> None:
+    done = run(FLEET)
+    assert done.stdout.startswith(f"ACL SETUSER fleet-{FLEET} reset on #")
+    assert done.stdout.count("\n") == 1
+    assert f"COMFYFLEET_REDIS_URL=redis://fleet-{FLEET}:" in done.stderr
+
+
+def test_new_rules_leave_the_password_alone(
+    run: Run, admin: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "password"
+    file.write_text(f"{PASSWORD}\n")
+    first = run(OTHER_FLEET, "--password-file", str(file))
+    assert PASSWORD not in first.output
+    for done in (first, run(OTHER_FLEET, "--no-password")):
+        admin.execute_command(*done.stdout.strip().split(" "))
+        assert may_ping(redis_acl.worker_url(redis_url, f"fleet-{OTHER_FLEET}", PASSWORD))
+
+
+def test_a_line_of_the_file_of_users_makes_the_same_user(run: Run, tmp_path: Path) -> None:
+    password, users = tmp_path / "password", tmp_path / "users.acl"
+    password.write_text(PASSWORD)
+    line = run(FLEET, "--file-format", "--password-file", str(password)).stdout
+    users.write_text(f"user default on nopass ~* &* +@all\n{line}")
+    command = [*servers.redis_command(tmp_path / "redis"), "--aclfile", str(users)]
+    with (
+        running(
+            Program(name="Redis", log=tmp_path / "redis.log"),
+            lambda port: [*command, "--port", str(port)],
+            lambda port, pid: servers.redis_answers(servers.redis_url(port), pid),
+        ) as port,
+        Redis.from_url(servers.redis_url(port)) as redis,
+    ):
+        from_file = redis.acl_getuser(f"fleet-{FLEET}")
+        make_user(redis, FleetUser(FLEET))
+        assert redis.acl_getuser(f"fleet-{FLEET}") == from_file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-fleet"], "There is no fleet 'no-such-fleet' in stage 'dev'."),
+        ([FLEET, "--stage", "production"], f"There is no fleet '{FLEET}' in stage 'production'."),
+        (["control"], "There is no fleet 'control' in stage 'dev'."),
+        ([FLEET, "--no-password", "--password-file", __file__], "contradict each other"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(run: Run, arguments: list[str], said: str) -> None:
+    assert said in run(*arguments, exit_code=2).stderr
+
+
+def test_a_fleet_that_would_share_the_control_workers_queue_is_refused(
+    run: Run, stack: SmallStack
+) -> None:
+    backend: Backend = stack.backend
+    with backend.databases.central() as session:
+        fleets.put(session, stage="dev", slug="control", name="A bad idea")
+    assert "can't be the name of a fleet" in run("control", exit_code=2).stderr
