@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from models import ledger, users
 from models.jobs import Job, JobStatus
@@ -168,7 +168,7 @@ def _rate(stage: Stage) -> float:
         submission.submit(stage.bed.backend, request)
     done, begin = _ended(stage), time.perf_counter()
     while (now_done := _ended(stage)) < before + JOBS:
-        time.sleep(0.02)
+        time.sleep(0.1)  # looking costs the measured ones their time
     return (now_done - done) / (time.perf_counter() - begin)
 
 
@@ -202,9 +202,9 @@ def _completed_at(stage: Stage, job_id: str) -> float:
 
 
 def _ended(stage: Stage) -> int:
-    query = select(Job.id).where(Job.status == JobStatus.COMPLETED)
+    query = select(func.count()).select_from(Job).where(Job.status == JobStatus.COMPLETED)
     with stage.bed.backend.databases.tenant(stage.user.tenant_id) as session:
-        return len(session.scalars(query).all())
+        return session.scalars(query).one()
 
 
 def _wait_for_jobs(stage: Stage, count: int) -> None:
