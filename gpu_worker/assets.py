@@ -29,8 +29,9 @@ logger = logging.getLogger(__name__)
 __all__ = ["AssetCache", "AssetDamaged", "AssetGone", "AssetUnavailable", "Patience"]
 
 _HASH = re.compile(r"[0-9a-f]{64}")
-_KEPT = re.compile(r"(?P<hash>[0-9a-f]{64})-(?P<size>\d+)")  # the size tells a damaged file
+_KEPT = re.compile(r"[0-9a-f]{64}-(?P<size>\d+)")  # the size tells a damaged file
 _LOOK_SECONDS = 0.05
+_SPARE = 20  # a twentieth of the room is freed at a time: looking at every file takes a while
 _TRIES = 2  # of a download whose content is not what was promised
 
 
@@ -60,6 +61,7 @@ class AssetCache:
         self._max_bytes = max_bytes
         self._patience = patience or Patience()
         self._session = requests.Session()
+        self._room_bytes = 0  # that may be filled before the folder is looked at again
         folder.mkdir(parents=True, exist_ok=True)
         with self._nobody_else():
             self._sweep()
@@ -144,19 +146,22 @@ class AssetCache:
             path = self._folder / f"{uuid4().hex}.part"  # so that others need not wait for us
             os.replace(part.path, path)
             return _Held(path, part.file), True
-        path = self._folder / f"{content_hash}-{size_bytes}"
+        path = self._shelf(content_hash) / f"{content_hash}-{size_bytes}"
         with self._nobody_else():
             if kept := self._kept(content_hash):  # one in use must not be replaced
                 part.let_go(remove=True)
                 return kept, False
+            path.parent.mkdir(exist_ok=True)
             os.replace(part.path, path)
             fcntl.flock(part.file, fcntl.LOCK_SH)
-            self._make_room()
+            self._room_bytes -= size_bytes
+            if self._room_bytes < 0:
+                self._make_room()
         return _Held(path, part.file), False
 
     def _kept(self, content_hash: str) -> _Held | None:
         """The file from the cache, locked as used; None if it is not there or damaged."""
-        for path in self._folder.glob(f"{content_hash}-*"):
+        for path in self._shelf(content_hash).glob(f"{content_hash}-*"):
             if held := _locked(path, shared=True):
                 if os.fstat(held.file.fileno()).st_size == _size_of_name(path):
                     os.utime(held.file.fileno())  # used just now
@@ -165,6 +170,10 @@ class AssetCache:
                 held.let_go(remove=False)  # the download replaces it
         return None
 
+    def _shelf(self, content_hash: str) -> Path:
+        """One of 256 folders: finding a file must not take longer the more there are."""
+        return self._folder / content_hash[:2]
+
     def _new_part(self) -> _Held:
         while True:
             if held := _locked(self._folder / f"{uuid4().hex}.part"):
@@ -172,15 +181,18 @@ class AssetCache:
 
     def _make_room(self) -> None:
         """Evict what was used longest ago. The caller has the folder to itself."""
-        kept = [path for path in self._folder.iterdir() if _KEPT.fullmatch(path.name)]
-        states = {path: path.stat() for path in kept}
-        too_many_bytes = sum(state.st_size for state in states.values()) - self._max_bytes
-        for path in sorted(kept, key=lambda one: states[one].st_mtime_ns):
-            if too_many_bytes <= 0:
-                return
-            if held := _locked(path):
-                held.let_go(remove=True)
-                too_many_bytes -= states[path].st_size
+        states = {path: path.stat() for path in self._folder.glob("??/*")}
+        total_bytes = sum(state.st_size for state in states.values())
+        spare_bytes = self._max_bytes // _SPARE
+        if total_bytes > self._max_bytes:
+            for path in sorted(states, key=lambda one: states[one].st_mtime_ns):
+                if total_bytes <= self._max_bytes - spare_bytes:
+                    break
+                if held := _locked(path):
+                    held.let_go(remove=True)
+                    total_bytes -= states[path].st_size
+        # Others may add to the folder too, so we look again before we think that it is full.
+        self._room_bytes = min(self._max_bytes - total_bytes, spare_bytes)
 
     def _sweep(self) -> None:
         """Remove what crashes left: the parts that nobody holds."""

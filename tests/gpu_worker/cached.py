@@ -24,7 +24,7 @@ def fetch(cache: AssetCache, url: str, content_hash: str | None) -> bytes:
 
 def kept(folder: Path) -> set[str]:
     """The hashes in the cache; anything else but the lock is a leftover."""
-    names = {path.name for path in folder.iterdir()} - {"lock"}
+    names = {path.name for path in folder.rglob("*") if path.is_file()} - {"lock"}
     assert all("-" in name for name in names), names
     return {name.split("-")[0] for name in names}
 

@@ -13,6 +13,7 @@ Reply = Callable[["Request"], None]
 class Request(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 30
+    disable_nagle_algorithm = True  # or each small answer would wait for a delayed ACK
     server: "Server"
 
     def do_GET(self) -> None:
