@@ -34,7 +34,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from models.base import CentralBase, new_id, one_of, utcnow
 from models.effects import Provider
-from models.errors import LeaseLost, NotFound
+from models.errors import InvalidInput, LeaseLost, NotFound
 
 
 class DispatchStatus(StrEnum):
@@ -44,6 +44,8 @@ class DispatchStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
+
+MOST_UPLOADS = 200  # addresses of their own that outputs of one lease may ask for
 
 OPEN = (DispatchStatus.QUEUED, DispatchStatus.LEASED)
 ENDED = (DispatchStatus.COMPLETED, DispatchStatus.FAILED, DispatchStatus.CANCELLED)
@@ -128,10 +130,11 @@ class Dispatch(CentralBase):
 
 @dataclass(frozen=True)
 class Lease:
-    """What a worker shows with every report."""
+    """What a worker shows with every report. Its fleet, if it is known, has to fit too."""
 
     dispatch_id: UUID
     token: UUID
+    fleet_id: UUID | None = None
 
 
 def _held(
@@ -149,6 +152,7 @@ def _held(
     if (
         dispatch is None
         or dispatch.lease_token != lease.token
+        or lease.fleet_id not in (None, dispatch.fleet_id)
         or dispatch.status not in (DispatchStatus.LEASED, *answer_again)
     ):
         raise LeaseLost("The job was given to somebody else, or has ended. Drop it.")
@@ -192,7 +196,10 @@ def extend(
         dispatch.current_node = current_node
     if upload_names:
         known: list[str] = dispatch.upload_names or []
-        dispatch.upload_names = [*known, *(n for n in upload_names if n not in known)]
+        names = [*known, *(name for name in upload_names if name not in known)]
+        if len(names) > MOST_UPLOADS:
+            raise InvalidInput.field("outputs", f"At most {MOST_UPLOADS} for each try of a job.")
+        dispatch.upload_names = names
     return dispatch
 
 
@@ -210,20 +217,27 @@ def retry(
     """
     dispatch = _held(session, lease, answer_again=(DispatchStatus.QUEUED, *ENDED))
     if dispatch.status == DispatchStatus.LEASED and dispatch.attempts < dispatch.max_attempts:
-        now = now or utcnow()
-        _release(dispatch, error=error, now=now)
-        pause = timedelta(seconds=backoff_seconds)
-        dispatch.available_at = now + pause if backoff_seconds else None
+        _release(dispatch, error=error, pause_seconds=backoff_seconds, now=now or utcnow())
     return dispatch
 
 
 def requeue(
-    session: Session, lease: Lease, *, reason: str, now: datetime | None = None
+    session: Session,
+    lease: Lease,
+    *,
+    reason: str,
+    pause_seconds: float = 0,
+    now: datetime | None = None,
 ) -> Dispatch:
-    """The worker has to go. The job is next again, and the attempt does not count."""
+    """The worker has to go. The job is next again, and the attempt does not count.
+
+    With a pause, others come first meanwhile: what the job needs is away.
+    """
     dispatch = _held(session, lease, answer_again=(DispatchStatus.QUEUED, *ENDED))
     if dispatch.status == DispatchStatus.LEASED:
-        _release(dispatch, error=f"Requeued: {reason}", now=now or utcnow())
+        _release(
+            dispatch, error=f"Requeued: {reason}", pause_seconds=pause_seconds, now=now or utcnow()
+        )
         dispatch.attempts = max(dispatch.attempts - 1, 0)
     return dispatch
 
@@ -232,7 +246,12 @@ def complete(session: Session, dispatch_id: UUID, *, now: datetime | None = None
     """Its job completed. Whoever else may hold it by now is too late."""
     dispatch = locked(session, dispatch_id)
     now = now or utcnow()
-    if dispatch.status == DispatchStatus.LEASED and dispatch.leased_at:
+    # Whoever leased it after that did not make the result.
+    if (
+        dispatch.status == DispatchStatus.LEASED
+        and dispatch.leased_at
+        and dispatch.leased_at <= now
+    ):
         dispatch.duration_seconds = (now - dispatch.leased_at).total_seconds()
     if dispatch.status in OPEN:
         _end(dispatch, DispatchStatus.COMPLETED, now=now)
@@ -338,9 +357,10 @@ def locked(session: Session, dispatch_id: UUID) -> Dispatch:
     return dispatch
 
 
-def _release(dispatch: Dispatch, *, error: str, now: datetime) -> None:
+def _release(dispatch: Dispatch, *, error: str, pause_seconds: float, now: datetime) -> None:
     dispatch.status = DispatchStatus.QUEUED
     dispatch.lease_expires_at = dispatch.worker_id = None
+    dispatch.available_at = now + timedelta(seconds=pause_seconds) if pause_seconds else None
     dispatch.last_error = error
     dispatch.updated_at = now
 

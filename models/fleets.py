@@ -72,10 +72,17 @@ def serving(session: Session, *, workflow_id: UUID, stage: str) -> Fleet | None:
     )
 
 
+def lock(session: Session, fleet: Fleet) -> None:
+    """One at a time lets workers in or changes what they run. Orders are not held up."""
+    row = select(Fleet.id).where(Fleet.id == fleet.id)
+    session.execute(row.with_for_update(key_share=True))
+
+
 def assign(session: Session, fleet: Fleet, *, workflow_id: UUID) -> None:
     """Run a workflow on this fleet from now on. Its waiting dispatches move along."""
     from models import lanes, workers
 
+    lock(session, fleet)
     mapping = session.scalar(
         select(WorkflowFleet).where(
             WorkflowFleet.workflow_id == workflow_id, WorkflowFleet.stage == fleet.stage

@@ -20,22 +20,23 @@ from models.hot_path import LOCK_WALLET, spell_out
 from models.jobs import Job, JobStatus
 from models.prepared import NAME_TENANT, Prepared, round_trip
 from models.session import Databases
-from models.workers import Identity, token_hash
+from models.workers import SEEN_SECONDS, Identity, token_hash
 
 # Seldom enough that a busy worker does not write its row with every call.
 SEE_WORKER = Prepared(
     "see_worker",
     """
     UPDATE comfyui_workers SET last_seen_at = now()
-    WHERE token_hash = %(hash)s AND last_seen_at < now() - interval '5 seconds'
+    WHERE token_hash = %(hash)s AND is_approved
+      AND last_seen_at < now() - make_interval(secs => %(seconds)s)
     """,
-    {"hash": "text"},
+    {"hash": "text", "seconds": "double precision"},
 )
 
 IDENTIFY_WORKER = Prepared(
     "identify_worker",
     """
-    SELECT w.id, w.worker_id, w.fleet_id, f.slug, w.providers, w.is_draining,
+    SELECT w.id, w.worker_id, w.fleet_id, f.slug, w.providers, w.is_draining, w.last_seen_at,
         ARRAY(SELECT workflow_id FROM worker_workflows WHERE worker_id = w.id)
     FROM comfyui_workers w JOIN comfyui_gpu_fleets f ON f.id = w.fleet_id
     WHERE w.token_hash = %(hash)s AND w.is_approved
@@ -60,8 +61,7 @@ COMPLETE = Prepared(
         UPDATE ai_jobs SET status = 'completed', completed_at = %(now)s,
             provider_job_id = %(provider_job_id)s
         WHERE id = %(job_id)s AND status IN ('submitting', 'queued', 'processing')
-        RETURNING id, tenant_id, user_id, effect_id, status, started_at, completed_at,
-            video_id, created_at
+        RETURNING id, tenant_id, user_id, effect_id, status, completed_at, video_id, created_at
     ), made AS (
         SELECT * FROM jsonb_to_recordset(%(outputs)s) AS made(id uuid, "position" integer,
             name text, kind text, mime_type text, size_bytes bigint, object_key text,
@@ -87,7 +87,7 @@ COMPLETE = Prepared(
           AND NOT EXISTS (SELECT 1 FROM ai_jobs newer WHERE newer.video_id = job.video_id
               AND (newer.created_at, newer.id) > (job.created_at, job.id))
     )
-    SELECT id, tenant_id, effect_id, status, started_at, completed_at FROM job
+    SELECT id, tenant_id, effect_id, status, completed_at FROM job
     """,
     {
         "job_id": "uuid",
@@ -104,10 +104,10 @@ FOLLOW = Prepared(
     WITH dispatch AS (
         UPDATE ai_job_dispatches SET status = 'completed', progress = 1.0,
             lease_expires_at = NULL, available_at = NULL, updated_at = %(now)s,
-            duration_seconds = CASE WHEN status = 'leased'
+            duration_seconds = CASE WHEN status = 'leased' AND leased_at <= %(now)s
                 THEN extract(epoch FROM %(now)s - leased_at) END
         WHERE id = %(dispatch_id)s AND status IN ('queued', 'leased')
-        RETURNING id, tenant_id, tenant_job_id, attempts
+        RETURNING id, tenant_id, tenant_job_id, attempts, duration_seconds
     ), noted AS (
         INSERT INTO worker_audit_logs
             (id, at, event, actor, tenant_id, worker_id, dispatch_id, details)
@@ -115,7 +115,8 @@ FOLLOW = Prepared(
             jsonb_build_object('job_id', tenant_job_id, 'attempt', attempts) || %(details)s
         FROM dispatch
     )
-    UPDATE effects SET last_processing_time_seconds = %(seconds)s WHERE id = %(effect_id)s
+    UPDATE effects SET last_processing_time_seconds = dispatch.duration_seconds
+    FROM dispatch WHERE effects.id = %(effect_id)s AND dispatch.duration_seconds IS NOT NULL
     """,
     {
         "dispatch_id": "uuid",
@@ -124,7 +125,6 @@ FOLLOW = Prepared(
         "actor": "text",
         "worker": "text",
         "details": "jsonb",
-        "seconds": "double precision",
         "now": "timestamptz",
     },
 )
@@ -141,20 +141,12 @@ _NOTE_LEASE = """
 
 
 def identify(databases: Databases, token: str) -> Identity | None:
-    values = {"hash": token_hash(token)}
+    values = {"hash": token_hash(token), "seconds": SEEN_SECONDS}
     row = round_trip(databases.engine("central"), SEE_WORKER, IDENTIFY_WORKER, values=values)
     if row is None:
         return None
-    worker, worker_id, fleet_id, fleet_slug, providers, is_draining, workflow_ids = row
-    return Identity(
-        id=worker,
-        worker_id=worker_id,
-        fleet_id=fleet_id,
-        fleet_slug=fleet_slug,
-        providers=providers,
-        workflow_ids=workflow_ids,
-        is_draining=is_draining,
-    )
+    names = "id worker_id fleet_id fleet_slug providers is_draining last_seen_at workflow_ids"
+    return Identity(**dict(zip(names.split(), row, strict=True)))
 
 
 def lease(
@@ -226,7 +218,7 @@ def complete(
     row = round_trip(pool, NAME_TENANT, LOCK_WALLET, COMPLETE, values=values)
     if row is None:
         return None
-    columns = ("id", "tenant_id", "effect_id", "status", "started_at", "completed_at")
+    columns = ("id", "tenant_id", "effect_id", "status", "completed_at")
     return Job(**dict(zip(columns, row, strict=True)))
 
 
@@ -236,7 +228,6 @@ def follow(
     """Central's side of a good end."""
     if job.status != JobStatus.COMPLETED or job.completed_at is None:
         raise ValueError(f"The job {job.id} did not complete.")
-    started = job.started_at or dispatch.leased_at or job.completed_at
     values = {
         "dispatch_id": dispatch.id,
         "audit_id": row_id(),
@@ -244,7 +235,6 @@ def follow(
         "actor": actor,
         "worker": dispatch.worker_id,
         "details": json.dumps(details),
-        "seconds": (job.completed_at - started).total_seconds(),
         "now": job.completed_at,
     }
     round_trip(databases.engine("central"), FOLLOW, values=values)

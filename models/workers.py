@@ -8,19 +8,31 @@ has its token until nothing was heard of it for a while.
 import hashlib
 import secrets
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, delete, func, insert, select, update
+from sqlalchemy import (
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from models.base import CentralBase, new_id, row_id, utcnow
 from models.errors import FleetFull, Forbidden, NotFound, Unauthorized, WorkerIdTaken
-from models.fleets import Fleet, WorkflowFleet
+from models.fleets import Fleet, WorkflowFleet, lock
 from models.workflows import Workflow
 
 TOKEN_BYTES = 32  # 64 characters as hexadecimal digits
+SEEN_SECONDS = 5  # how exactly `last_seen_at` is kept
 
 
 class Worker(CentralBase):
@@ -69,6 +81,7 @@ class Identity:
     providers: list[str]
     workflow_ids: list[UUID]
     is_draining: bool
+    last_seen_at: datetime
 
     @property
     def actor(self) -> str:
@@ -91,14 +104,14 @@ def register(
 
     A name in use is refused, unless its holder was not heard of since `gone_before`, or it
     is the holder itself (`old_token`) that starts anew. The fleet's row is locked, so that
-    no two workers take its last place.
+    no two workers take its last place. What operators decided about a name stays with it.
     """
-    session.execute(select(Fleet.id).where(Fleet.id == fleet.id).with_for_update())
+    lock(session, fleet)
     namesake = session.scalar(select(Worker).where(Worker.worker_id == worker_id))
+    is_draining = False
     if namesake is not None:
-        is_same = old_token is not None and namesake.token_hash == token_hash(old_token)
-        if not is_same and namesake.last_seen_at >= gone_before:
-            raise WorkerIdTaken(f"A worker called {worker_id!r} is at work. Stop it first.")
+        _require_free(namesake, gone_before=gone_before, old_token=old_token)
+        is_draining = namesake.is_draining
         remove(session, namesake.id)
     if count_present(session, fleet_id=fleet.id, gone_before=gone_before) >= fleet.max_workers:
         raise FleetFull(f"The fleet {fleet.slug!r} has its {fleet.max_workers} workers.")
@@ -110,10 +123,26 @@ def register(
         providers=providers,
         capabilities=capabilities,
         max_concurrency=max_concurrency,
+        is_draining=is_draining,
     )
     session.add(worker)
-    session.flush()
+    try:
+        session.flush()
+    except IntegrityError:  # at this moment, in another fleet
+        raise _taken(worker_id) from None
     return _assign_workflows(session, worker, fleet)
+
+
+def _require_free(namesake: Worker, *, gone_before: datetime, old_token: str | None) -> None:
+    if not namesake.is_approved:
+        raise Forbidden("This worker was locked out by an operator.")
+    is_same = old_token is not None and namesake.token_hash == token_hash(old_token)
+    if not is_same and namesake.last_seen_at >= gone_before:
+        raise _taken(namesake.worker_id)
+
+
+def _taken(worker_id: str) -> WorkerIdTaken:
+    return WorkerIdTaken(f"A worker called {worker_id!r} is at work. Stop it first.")
 
 
 def _assign_workflows(session: Session, worker: Worker, fleet: Fleet) -> list[Workflow]:
@@ -135,7 +164,7 @@ def _assign_workflows(session: Session, worker: Worker, fleet: Fleet) -> list[Wo
 def give_workflow(session: Session, *, fleet_id: UUID, workflow_id: UUID) -> None:
     """A workflow was mapped to a fleet: the workers that are there now may run it too."""
     others = (
-        select(Worker.id, func.coalesce(workflow_id, workflow_id))
+        select(Worker.id, literal(workflow_id, Workflow.id.type))
         .where(Worker.fleet_id == fleet_id)
         .where(
             Worker.id.not_in(
@@ -156,9 +185,8 @@ def token_hash(token: str) -> str:
 
 def count_present(session: Session, *, fleet_id: UUID, gone_before: datetime) -> int:
     query = select(func.count()).select_from(Worker)
-    return session.scalars(
-        query.where(Worker.fleet_id == fleet_id, Worker.last_seen_at >= gone_before)
-    ).one()
+    here = (Worker.fleet_id == fleet_id, Worker.last_seen_at >= gone_before)
+    return session.scalars(query.where(*here, Worker.is_approved)).one()
 
 
 def identify(session: Session, token: str) -> Identity:
@@ -183,7 +211,13 @@ def identify(session: Session, token: str) -> Identity:
         providers=worker.providers,
         workflow_ids=list(workflow_ids),
         is_draining=worker.is_draining,
+        last_seen_at=worker.last_seen_at,
     )
+
+
+def is_seen_long_ago(worker: Identity) -> bool:
+    """Long enough to note that it was seen again: a busy worker does not write at every call."""
+    return worker.last_seen_at < utcnow() - timedelta(seconds=SEEN_SECONDS)
 
 
 def note_seen(session: Session, worker_id: UUID, *, current_load: int | None = None) -> None:

@@ -47,6 +47,7 @@ def busy(
     current_node: str | None = None,
     outputs: list[uploads.Made] | None = None,
 ) -> Answer:
+    uploads.require_possible(backend, outputs or ())
     with backend.databases.central() as session:
         workers.note_seen(session, worker.id, current_load=1)
         dispatch = dispatches.extend(

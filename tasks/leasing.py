@@ -5,7 +5,8 @@
     3. storage       the graph is read (or remembered) and filled, addresses are signed
 
 A crash after step 1 leaves a lease that runs out. A job that ended meanwhile is settled, and
-the next one is looked at. A job that can't be put together is failed and refunded.
+the next one is looked at. A job that can't be put together is failed and refunded. While a
+pool or the storage is away, jobs that need it wait aside, and no try of theirs is used up.
 """
 
 import logging
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from models import audit, hot_worker, jobs, lanes, orders, payload, properties
+from models import audit, dispatches, hot_worker, jobs, lanes, orders, payload, properties
 from models.dispatches import Dispatch, Lease
 from models.errors import DependencyUnavailable
 from models.files import File
@@ -83,14 +84,24 @@ def _lease(backend: Backend, worker: Identity, providers: list[str]) -> Dispatch
 
 
 def _prepare(backend: Backend, dispatch: Dispatch) -> Leased | None:
-    job, media = _start(backend, dispatch)
+    try:
+        job, media = _start(backend, dispatch)
+    except Exception:
+        _postpone(backend, dispatch)
+        raise
     if not job.is_active:
         outcomes.settle(backend, job)
         return None
     try:
         return _put_together(backend, dispatch, job, media)
     except DependencyUnavailable:
-        raise  # the storage is away: the lease runs out, and the job is tried again
+        outcomes.requeue(
+            backend,
+            lease_of(dispatch),
+            reason="the storage does not answer",
+            pause_seconds=backend.settings.retry_seconds,
+        )
+        raise
     except Exception as error:
         logger.exception("Job %s can't be put together.", job.id)
         outcomes.fail(
@@ -101,6 +112,19 @@ def _prepare(backend: Backend, dispatch: Dispatch) -> Leased | None:
             error=f"{type(error).__name__}: {error}",
         )
         return None
+
+
+def _postpone(backend: Backend, dispatch: Dispatch) -> None:
+    """The job's pool is away, so only central is told; the job was never started."""
+    reason = "its database does not answer"
+    with backend.databases.central() as session:
+        dispatch = dispatches.requeue(
+            session,
+            lease_of(dispatch),
+            reason=reason,
+            pause_seconds=backend.settings.retry_seconds,
+        )
+        outcomes.note(session, "job.requeue", dispatch, actor=outcomes.SYSTEM, reason=reason)
 
 
 def lease_of(dispatch: Dispatch) -> Lease:

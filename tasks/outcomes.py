@@ -7,6 +7,7 @@ leasing it, or in the reconciler, calls `settle`, which makes the dispatch follo
 `actor` is who caused it, for the audit log: a worker, a user, or the system itself.
 """
 
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -53,9 +54,6 @@ def complete(
         )
     with backend.databases.central() as session:
         _follow(session, dispatch.id, job, actor=actor, **details)
-        if job.status == JobStatus.COMPLETED and job.started_at and job.completed_at:
-            seconds = (job.completed_at - job.started_at).total_seconds()
-            effects.record_duration(session, job.effect_id, seconds=seconds)
     return job
 
 
@@ -79,42 +77,62 @@ def fail(
 
 
 def retry(
+    backend: Backend, lease: Lease, *, error: str, actor: str = SYSTEM, **details: Any
+) -> Dispatch | None:
+    """Something around the job went wrong: it waits for another try. None if none is left."""
+    dispatch = check(backend, lease, requeued=True)
+    if dispatch.status == DispatchStatus.LEASED and dispatch.attempts >= dispatch.max_attempts:
+        return None
+    # The second try begins at once, elsewhere if it can; then it is worth a pause.
+    pause = backend.settings.retry_seconds * (dispatch.attempts - 1)
+
+    def release(session: Session) -> Dispatch:
+        return dispatches.retry(session, lease, error=error, backoff_seconds=pause)
+
+    return _give_back(
+        backend, dispatch, release, event="job.retry", actor=actor, error=error, **details
+    )
+
+
+def requeue(
     backend: Backend,
     lease: Lease,
     *,
-    error: str,
-    backoff_seconds: float,
+    reason: str,
+    pause_seconds: float = 0,
     actor: str = SYSTEM,
-    **details: Any,
-) -> bool:
-    """Something around the job went wrong: it waits for another try. False if none is left."""
-    dispatch = check(backend, lease, requeued=True)
-    if dispatch.status == DispatchStatus.LEASED and dispatch.attempts >= dispatch.max_attempts:
-        return False
-    with backend.databases.tenant(dispatch.tenant_id) as session:
-        jobs.back_to_queue(session, dispatch.tenant_job_id)
-    with backend.databases.central() as session:
-        dispatch = dispatches.retry(session, lease, error=error, backoff_seconds=backoff_seconds)
-        note(session, "job.retry", dispatch, actor=actor, error=error, **details)
-        fleet = session.get_one(Fleet, dispatch.fleet_id)
-    if dispatch.available_at is None:  # otherwise the reconciler rings when it is due
-        backend.bell.ring(fleet.slug, dispatch.id)
-    return True
-
-
-def requeue(backend: Backend, lease: Lease, *, reason: str, actor: str = SYSTEM) -> Dispatch:
+) -> Dispatch:
     """The worker has to go: the job waits again, at the head of its turn."""
     dispatch = check(backend, lease, requeued=True)
-    was_held = dispatch.status == DispatchStatus.LEASED
+
+    def release(session: Session) -> Dispatch:
+        return dispatches.requeue(session, lease, reason=reason, pause_seconds=pause_seconds)
+
+    return _give_back(backend, dispatch, release, event="job.requeue", actor=actor, reason=reason)
+
+
+def _give_back(
+    backend: Backend,
+    dispatch: Dispatch,
+    release: Callable[[Session], Dispatch],
+    *,
+    event: str,
+    actor: str,
+    **details: Any,
+) -> Dispatch:
+    """A job that has ended, before a crash or by a cancel, is settled and not queued again."""
     with backend.databases.tenant(dispatch.tenant_id) as session:
-        jobs.back_to_queue(session, dispatch.tenant_job_id)
+        job = jobs.back_to_queue(session, dispatch.tenant_job_id)
+    if not job.is_active:
+        return settle(backend, job, actor=actor) or dispatch
     with backend.databases.central() as session:
-        dispatch = dispatches.requeue(session, lease, reason=reason)
+        was_held = dispatches.locked(session, dispatch.id).status == DispatchStatus.LEASED
+        dispatch = release(session)
         fleet = session.get_one(Fleet, dispatch.fleet_id)
         if was_held:
-            note(session, "job.requeue", dispatch, actor=actor, reason=reason)
-    if dispatch.status == DispatchStatus.QUEUED:
-        backend.bell.ring(fleet.slug, dispatch.id)
+            note(session, event, dispatch, actor=actor, **details)
+    if dispatch.status == DispatchStatus.QUEUED and dispatch.available_at is None:
+        backend.bell.ring(fleet.slug, dispatch.id)  # after a pause, the reconciler rings
     return dispatch
 
 
@@ -149,13 +167,17 @@ def give_up(backend: Backend, dispatch: Dispatch) -> Job:
     return job
 
 
-def settle(backend: Backend, job: Job, *, error: str | None = None, actor: str = SYSTEM) -> None:
+def settle(
+    backend: Backend, job: Job, *, error: str | None = None, actor: str = SYSTEM
+) -> Dispatch | None:
     """Make a dispatch follow its job, if the job has ended."""
     if job.status not in jobs.ENDED:
-        return
+        return None
     with backend.databases.central() as session:
-        if dispatch := dispatches.find_by_job(session, job.tenant_id, job.id):
+        dispatch = dispatches.find_by_job(session, job.tenant_id, job.id)
+        if dispatch is not None:
             _follow(session, dispatch.id, job, error=error, actor=actor)
+    return dispatch
 
 
 def check(backend: Backend, lease: Lease, *, requeued: bool = False) -> Dispatch:
@@ -176,7 +198,9 @@ def _follow(
     was_open = dispatches.locked(session, dispatch_id).status in dispatches.OPEN
     match job.status:
         case JobStatus.COMPLETED:
-            dispatch = dispatches.complete(session, dispatch_id)
+            dispatch = dispatches.complete(session, dispatch_id, now=job.completed_at)
+            if was_open and dispatch.duration_seconds is not None:
+                effects.record_duration(session, job.effect_id, seconds=dispatch.duration_seconds)
         case JobStatus.CANCELLED:
             dispatch = dispatches.cancel(session, dispatch_id)
         case JobStatus.FAILED:

@@ -74,10 +74,10 @@ def register(
 
 def deregister(backend: Backend, worker: Identity) -> None:
     with backend.databases.central() as session:
+        workers.remove(session, worker.id)  # first, like a heartbeat: no two wait for each other
         abandoned = dispatches.abandon(
             session, fleet_id=worker.fleet_id, worker_id=worker.worker_id
         )
-        workers.remove(session, worker.id)
         audit.record(
             session,
             "worker.deregister",

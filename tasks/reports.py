@@ -53,16 +53,10 @@ def fail(
 ) -> str:
     """`retryable`: the job is not to blame, and another worker may well finish it."""
     full = f"{error}\n{trace}"[:LONGEST_ERROR] if trace else error[:LONGEST_ERROR]
-    attempts = outcomes.check(backend, lease, requeued=retryable).attempts
-    if retryable and outcomes.retry(
-        backend,
-        lease,
-        error=full,
-        # The second try begins at once, elsewhere if it can; then it is worth a pause.
-        backoff_seconds=backend.settings.retry_seconds * (attempts - 1),
-        actor=worker.actor,
-    ):
-        return str(outcomes.check(backend, lease, requeued=True).status)
+    if retryable:
+        waiting = outcomes.retry(backend, lease, error=full, actor=worker.actor)
+        if waiting is not None:
+            return str(waiting.status)
     job = outcomes.fail(
         backend,
         lease,

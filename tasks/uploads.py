@@ -81,6 +81,7 @@ def pinned(backend: Backend, dispatch: Dispatch, outputs: Sequence[Made]) -> lis
 
 def located(backend: Backend, dispatch: Dispatch, outputs: Sequence[Made]) -> list[Output]:
     """Outputs with the keys they must lie under. Refuses one that had nowhere to go."""
+    _require_different_names(outputs)
     pinned_names = set(dispatch.upload_names or ())
     plain = [output for output in outputs if output.name not in pinned_names]
     if plain[1:] or (plain and plain[0].mime_type != usual_type(backend, dispatch)):
@@ -101,6 +102,18 @@ def located(backend: Backend, dispatch: Dispatch, outputs: Sequence[Made]) -> li
         )
         for output in outputs
     ]
+
+
+def require_possible(backend: Backend, outputs: Sequence[Made]) -> None:
+    """Refuse what would get no address."""
+    _require_different_names(outputs)
+    for output in outputs:
+        _allowed(backend, output)
+
+
+def _require_different_names(outputs: Sequence[Made]) -> None:
+    if len({output.name for output in outputs}) < len(outputs):
+        raise InvalidInput.field("outputs", "Each needs a name of its own.")
 
 
 def _allowed(backend: Backend, output: Made) -> Made:

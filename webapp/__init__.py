@@ -50,7 +50,6 @@ def create_app(settings: Settings | None = None) -> Flask:
         ai_jobs.blueprint,
         wallet.blueprint,
         admin.blueprint,
-        worker.entrance,
         worker.blueprint,
     ):
         api.register_blueprint(blueprint)

@@ -27,9 +27,17 @@ def let_admins_in(blueprint: Blueprint) -> Blueprint:
     return blueprint
 
 
-def let_workers_in(blueprint: Blueprint) -> Blueprint:
-    blueprint.before_request(identify_worker)
-    blueprint.before_request(limit_worker)
+def let_workers_in(blueprint: Blueprint, *, entrance: str) -> Blueprint:
+    """All calls are for workers, but for the one by which they come in."""
+
+    def check() -> None:
+        if request.endpoint == f"{blueprint.name}.{entrance}":
+            limit_request()
+        else:
+            identify_worker()
+            limit_worker()
+
+    blueprint.before_request(check)
     return blueprint
 
 
@@ -44,6 +52,9 @@ def identify_worker() -> None:
         except Unauthorized:
             count_failed_sign_in()
             raise
+    if workers.is_seen_long_ago(g.worker):
+        with databases.central() as session:
+            workers.note_seen(session, g.worker.id)
 
 
 def sign_in() -> None:

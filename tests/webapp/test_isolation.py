@@ -6,7 +6,7 @@ into one of the lists below, or the walk fails and names it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -15,8 +15,11 @@ from flask import Flask
 from werkzeug.routing import Rule
 
 from models.base import utcnow
+from models.dispatches import Lease
 from models.users import AccessToken, Role, User, token_hash
-from tests.fixtures import Person
+from tasks import registration
+from tasks.backend import Backend
+from tests.fixtures import FLEET_SECRET, Person
 from tests.webapp.calls import (
     Caller,
     Json,
@@ -29,6 +32,7 @@ from tests.webapp.calls import (
     has_file,
     has_video,
     leased,
+    new_effect,
     nothing_written,
     ordered,
     refused,
@@ -38,6 +42,7 @@ from tests.webapp.calls import (
 PUBLIC = {
     "POST /api/auth/register",
     "POST /api/auth/login",
+    "POST /api/worker/register",
     "GET /api/effects",
     "GET /api/effects/<string:id_or_slug>",
     "GET /docs",
@@ -56,6 +61,11 @@ OWN = {
 }
 #: Show rows of the caller.
 LISTS = {"GET /api/ai-jobs", "GET /api/videos", "GET /api/wallet/transactions"}
+#: For workers: a user's token opens none of them, whatever the body names.
+WORKER = {
+    f"POST /api/worker/{name}"
+    for name in ("poll", "heartbeat", "complete", "fail", "requeue", "deregister")
+}
 #: Let in whoever holds a signature, and nobody else.
 SIGNED = {"GET /storage/<path:key>", "PUT /storage/<path:key>"}
 
@@ -67,6 +77,7 @@ class Belongings:
     ids: dict[str, str]
     words: set[str]
     keys: list[str]
+    lease: Lease
 
 
 def bodies(owned: Belongings) -> dict[str, list[Json]]:
@@ -88,13 +99,27 @@ def bodies(owned: Belongings) -> dict[str, list[Json]]:
     }
 
 
+def reports(lease: Lease) -> dict[str, Json]:
+    """What a worker could say of the stranger's job."""
+    proof = {"dispatch_id": str(lease.dispatch_id), "lease_token": str(lease.token)}
+    made = {"name": "a.png", "mime_type": "image/png", "size_bytes": 1}
+    return {
+        "POST /api/worker/poll": {},
+        "POST /api/worker/heartbeat": proof | {"progress": 0.5},
+        "POST /api/worker/complete": proof | {"outputs": [made]},
+        "POST /api/worker/fail": proof | {"error": "x"},
+        "POST /api/worker/requeue": proof | {"reason": "x"},
+        "POST /api/worker/deregister": {},
+    }
+
+
 def belongings(owner: Caller) -> Belongings:
     """One of everything, in the middle of its life."""
     file_id, video_id, pending = has_file(owner), has_video(owner), announce(owner)
     finished = ordered(owner, "image-invert", video_id=str(video_id))
     completed(owner, finished["id"])
     running = ordered(owner)
-    leased(owner.backend, running["id"])
+    lease = leased(owner.backend, running["id"])
     who = owner.person
     ids = {
         "file_id": str(file_id),
@@ -105,7 +130,7 @@ def belongings(owner: Caller) -> Belongings:
     keys = [f"tenants/{who.tenant_id}/files/{file_id}.png"]
     assert owner.backend.store.head(keys[0])
     words = {*ids.values(), finished["id"], pending["file"]["id"], str(who.tenant_id)}
-    return Belongings(ids, words, keys)
+    return Belongings(ids, words, keys, lease)
 
 
 def colleague_of(owner: Caller) -> Caller:
@@ -170,6 +195,8 @@ class Walk:
             self.check_list(name, rule)
         elif name in SIGNED:
             self.check_signed(name, method)
+        elif name in WORKER:
+            self.check_worker(name, method, rule)
         elif rule.arguments <= set(self.owned.ids) and (rule.arguments or self.bodies(name)):
             expected = 403 if rule.rule.startswith("/api/admin/") else 404
             self.check_ids(name, method, rule, expected)
@@ -201,6 +228,11 @@ class Walk:
                 if answer.status_code != 403:
                     self.wrong[name] = answer.status_code
 
+    def check_worker(self, name: str, method: str, rule: Rule) -> None:
+        answer = self.caller.call(method, rule.rule, json=reports(self.owned.lease)[name])
+        if answer.status_code != 401:
+            self.wrong[name] = (answer.status_code, answer.get_data(as_text=True))
+
     def leaks(self, text: str) -> bool:
         mine = {str(self.caller.person.tenant_id)}
         return any(word in text for word in self.owned.words - mine)
@@ -231,9 +263,12 @@ def test_a_route_that_nobody_thought_of_is_found(
 
 def test_the_lists_name_no_route_that_is_gone(app: Flask) -> None:
     known = {name for name, _, _ in routes(app)}
-    listed = PUBLIC | OWN | LISTS | SIGNED
+    listed = PUBLIC | OWN | LISTS | SIGNED | WORKER
     assert listed - known == set()
-    assert set(bodies(Belongings(dict.fromkeys(["file_id", "video_id"], "x"), set(), []))) <= known
+    nobodys = Lease(uuid4(), uuid4())
+    nothing = Belongings(dict.fromkeys(["file_id", "video_id"], "x"), set(), [], nobodys)
+    assert set(bodies(nothing)) <= known
+    assert set(reports(nobodys)) == WORKER
 
 
 def test_without_signing_in_every_private_route_is_closed(app: Flask, caller: MakeCaller) -> None:
@@ -247,6 +282,38 @@ def test_without_signing_in_every_private_route_is_closed(app: Flask, caller: Ma
             ids = {k: owned.ids[k] for k in rule.arguments}
             url = adapter.build(rule.endpoint, ids, method)
             refused(client.open(url, method=method, json={}), 401, "unauthorized")
+
+
+@pytest.mark.parametrize("whose", ["its own fleet", "another fleet"])
+def test_a_worker_has_no_word_on_a_lease_of_somebody_else(
+    app: Flask, caller: MakeCaller, whose: str
+) -> None:
+    """With the id of the dispatch alone; of another fleet, not even with its lease token."""
+    owned = belongings(caller(tokens=100))
+    backend = app.extensions["comfyfleet"]
+    if whose == "its own fleet":
+        token, lease = worker_token(backend, "gpu-default"), replace(owned.lease, token=uuid4())
+    else:
+        token, lease = worker_token(backend, new_effect(backend)), owned.lease
+    client = app.test_client()
+    before = every_row(backend)
+    for name, report in reports(lease).items():
+        if "dispatch_id" in report:
+            address = name.removeprefix("POST ")
+            headers = {"Authorization": f"Bearer {token}"}
+            refused(client.post(address, json=report, headers=headers), 409, "lease_lost")
+    assert every_row(backend) == before
+
+
+def worker_token(backend: Backend, fleet_slug: str) -> str:
+    request = registration.Request(
+        worker_id=f"w-{uuid4()}",
+        fleet_slug=fleet_slug,
+        stage=backend.settings.stage,
+        providers=["self_hosted"],
+        capabilities={},
+    )
+    return registration.register(backend, request, secret=FLEET_SECRET).token
 
 
 def test_an_administrator_is_a_stranger_too(caller: MakeCaller) -> None:

@@ -98,6 +98,42 @@ def test_every_operation_says_how_it_refuses(document: Json) -> None:
         assert "default" in operation["responses"], name
 
 
+def test_the_worker_protocol_is_one_chapter(document: Json) -> None:
+    chapters = [tag["name"] for tag in document["tags"] if "worker" in tag["name"]]
+    assert chapters == ["worker"]
+    for name, operation in operations(document):
+        assert (operation["tags"] == ["worker"]) == ("/api/worker/" in name)
+
+
+@pytest.mark.parametrize(
+    ("operation", "told"),
+    [
+        (
+            "poll",
+            "dispatch_id lease_token lease_expires_at job_id provider workflow attempt "
+            "deadline_seconds input_url output_url output_headers input_payload trace",
+        ),
+        (
+            "heartbeat",
+            "lease_expires_at cancel_requested draining next_heartbeat_seconds output_url "
+            "output_headers uploads",
+        ),
+        (
+            "register",
+            "worker_id token queue workflows_assigned heartbeat_seconds lease_seconds",
+        ),
+        ("complete", "status"),
+    ],
+)
+def test_every_field_of_an_answer_to_a_worker_is_described(
+    document: Json, operation: str, told: str
+) -> None:
+    answers = document["paths"][f"/api/worker/{operation}"]["post"]["responses"]
+    good = next(answer for code, answer in answers.items() if code in ("200", "201"))
+    schema = resolved(document, good["content"]["application/json"]["schema"])
+    assert set(schema["properties"]) == set(told.split())
+
+
 def test_every_body_shows_an_example(document: Json) -> None:
     for name, operation in operations(document):
         if "requestBody" in operation:
@@ -121,7 +157,8 @@ def fields(document: Json, schema: Json) -> Iterator[tuple[str, Json]]:
 def test_signing_in_is_asked_for_everywhere_but_at_the_door(document: Json) -> None:
     assert document["security"] == [{"bearer": []}]
     open_doors = {name for name, one in operations(document) if one.get("security") == []}
-    assert open_doors == {"POST /api/auth/register", "POST /api/auth/login"}
+    register = {"POST /api/auth/register", "POST /api/worker/register"}
+    assert open_doors == register | {"POST /api/auth/login"}
 
 
 def test_the_page_brings_everything_it_needs_itself(plain_client: FlaskClient) -> None:

@@ -134,8 +134,10 @@ def test_without_redis_each_process_counts_requests_for_itself(
     plain_app: Flask, plain_caller: MakeCaller
 ) -> None:
     person = plain_caller().person
-    limits = {"rate_limits": "auth=9/minute submit=9/minute upload=9/minute api=2/minute register=9/minute "
-        "worker=9/minute"}
+    limits = {
+        "rate_limits": "auth=9/minute submit=9/minute upload=9/minute api=2/minute "
+        "register=9/minute worker=9/minute"
+    }
     with (
         dead_port() as port,
         without_redis(plain_app, port, **limits) as one,

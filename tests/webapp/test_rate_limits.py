@@ -12,7 +12,9 @@ from models.settings import BadSetting
 from tests.webapp.calls import Caller, MakeCaller, announce, answered, order, refused
 
 AppWith = Callable[..., Flask]
-LIMITS = "auth=3/minute submit=2/minute upload=2/minute api=4/minute register=9/minute worker=9/minute"
+LIMITS = (
+    "auth=3/minute submit=2/minute upload=2/minute api=4/minute register=9/minute worker=9/minute"
+)
 
 
 @pytest.fixture(autouse=True)

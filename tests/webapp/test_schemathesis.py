@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
+from uuid import uuid4
 
 import pytest
 import schemathesis
@@ -27,10 +28,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from models import fleets
 from models.users import Role
-from tasks import catalog
-from tests.fixtures import Person, make_person
-from tests.webapp.calls import Caller, announce, completed, has_file, has_video, ordered
+from tasks import catalog, registration
+from tests.fixtures import FLEET_SECRET, Person, make_person
+from tests.webapp.calls import Caller, announce, completed, has_file, has_video, leased, ordered
 from tests.webapp.conftest import prepared, running, served
 
 CHECKS = [
@@ -69,6 +71,8 @@ def house(
     with running(ready) as app:
         backend = app.extensions["comfyfleet"]
         catalog.seed_demo(backend)
+        with backend.databases.central() as session:
+            fleets.put(session, stage="dev", slug="gpu-default", name="Demo", max_workers=10_000)
         user = make_person(backend, tokens=100_000)
         admin = make_person(backend, tokens=100_000, role=Role.ADMIN)
         yield House(app, user, admin, belongings(app, user, admin))
@@ -95,7 +99,7 @@ def schema(house: House) -> BaseSchema:
     return schemathesis.openapi.from_wsgi("/openapi.json", house.app)
 
 
-TAGS = ["auth", "me", "effects", "uploads", "videos", "ai-jobs", "wallet", "admin"]
+TAGS = ["auth", "me", "effects", "uploads", "videos", "ai-jobs", "wallet", "admin", "worker"]
 
 
 def try_to_break(
@@ -145,6 +149,45 @@ def test_a_user_breaks_nothing(schema: BaseSchema, house: House, tag: str) -> No
 
 def test_an_administrator_breaks_nothing(schema: BaseSchema, house: House) -> None:
     try_to_break(schema, "admin", 25, calling_as(house.admin, house))
+
+
+def test_a_worker_breaks_nothing(schema: BaseSchema, house: House) -> None:
+    worker = enlisted(house.app)
+
+    def call(case: Case) -> None:
+        luck = random.Random(repr(case.body))
+        use_real_values(case.body, {"fleet_slug": ["gpu-default"], "stage": ["dev"]}, luck)
+        headers = {"Authorization": f"Bearer {worker}"}
+        if case.path == "/api/worker/register":
+            headers = {"X-Fleet-Secret": FLEET_SECRET}
+        elif case.path == "/api/worker/deregister":
+            headers = {"Authorization": f"Bearer {enlisted(house.app)}"}
+        elif luck.random() < 0.5:
+            hold_a_job(case, house.app)
+        case.call_and_validate(checks=CHECKS, headers=headers)
+
+    try_to_break(schema, "worker", 15, call)
+
+
+def enlisted(app: Flask) -> str:
+    """The token of a new worker."""
+    request = registration.Request(
+        worker_id=f"w-{uuid4()}",
+        fleet_slug="gpu-default",
+        stage="dev",
+        providers=["self_hosted"],
+        capabilities={},
+    )
+    return registration.register(app.extensions["comfyfleet"], request, secret=FLEET_SECRET).token
+
+
+def hold_a_job(case: Case, app: Flask) -> None:
+    """A poll finds one that waits; a report speaks of one that is held."""
+    backend = app.extensions["comfyfleet"]
+    job = ordered(Caller(app, make_person(backend, tokens=100)))
+    if isinstance(case.body, dict) and {"dispatch_id", "lease_token"} <= set(case.body):
+        lease = leased(backend, job["id"])
+        case.body |= {"dispatch_id": str(lease.dispatch_id), "lease_token": str(lease.token)}
 
 
 def test_every_operation_has_one_of_these_tags(schema: BaseSchema) -> None:
