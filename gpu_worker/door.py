@@ -49,7 +49,13 @@ class Door:
             self._reasons.discard(reason)
             if not self._reasons:
                 logger.info("Taking jobs again.")
-                self._ask(lambda queue: self._consumer.add_task_queue(queue))
+                self._ask(self._consume)
+
+    def _consume(self, queue: str) -> None:
+        # Selected again too, or a consumer that reconnects to the broker would leave it out.
+        queues = self._consumer.app.amqp.queues
+        queues.select_add(queues[queue])
+        self._consumer.add_task_queue(queue)
 
     def _ask(self, change: Any) -> None:
         if self._consumer is not None:

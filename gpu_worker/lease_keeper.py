@@ -51,6 +51,7 @@ class LeaseKeeper:
         self._idle_seconds = idle_seconds
         self._on_draining = on_draining
         self._wake = threading.Event()
+        self._changing = threading.Lock()  # of `held` and when its next heartbeat is due
         self._closed = False
         self._stopping = False
         self._due = time.monotonic() + idle_seconds
@@ -67,16 +68,18 @@ class LeaseKeeper:
     @contextmanager
     def hold(self, lease: Lease) -> Iterator[Held]:
         held = Held(lease)
-        self._due = time.monotonic() + FIRST_SECONDS
-        self.held = held
+        self._hold(held, FIRST_SECONDS)
         if self._stopping:
             held.interrupt(STOPPING)
         self._wake.set()
         try:
             yield held
         finally:
-            self.held = None
-            self._due = time.monotonic() + self._idle_seconds
+            self._hold(None, self._idle_seconds)
+
+    def _hold(self, held: Held | None, seconds: float) -> None:
+        with self._changing:
+            self.held, self._due = held, time.monotonic() + seconds
 
     def stop_work(self) -> None:
         """The worker has to go: whatever it holds, now or in a moment, is interrupted."""
@@ -101,7 +104,14 @@ class LeaseKeeper:
             self._wake.wait(max(self._due - time.monotonic(), 0.05))
             self._wake.clear()
             if time.monotonic() >= self._due and not self._closed:
-                self._due = time.monotonic() + self._beat(self.held)
+                held = self.held
+                self._plan(held, self._beat(held))
+
+    def _plan(self, held: Held | None, seconds: float) -> None:
+        """Unless another job began during this heartbeat, which has a plan of its own."""
+        with self._changing:
+            if self.held is held:
+                self._due = time.monotonic() + seconds
 
     def _beat(self, held: Held | None) -> float:
         """One heartbeat; returns the seconds until the next."""
