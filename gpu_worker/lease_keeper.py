@@ -54,7 +54,8 @@ class LeaseKeeper:
         self._changing = threading.Lock()  # of `held` and when its next heartbeat is due
         self._closed = False
         self._stopping = False
-        self._due = time.monotonic() + idle_seconds
+        self._last_beat = time.monotonic()  # registering counts as one
+        self._due = self._last_beat + idle_seconds
         self.held: Held | None = None
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
 
@@ -75,7 +76,8 @@ class LeaseKeeper:
         try:
             yield held
         finally:
-            self._hold(None, self._idle_seconds)
+            # Jobs too short for a heartbeat must not keep the idle ones from being sent.
+            self._hold(None, self._last_beat + self._idle_seconds - time.monotonic())
 
     def _hold(self, held: Held | None, seconds: float) -> None:
         with self._changing:
@@ -131,6 +133,7 @@ class LeaseKeeper:
         except Exception:  # this thread has to live, or the lease dies
             logger.exception("A heartbeat went wrong.")
             return AGAIN_SECONDS
+        self._last_beat = time.monotonic()
         self._learn(held, answer)
         return float(answer["next_heartbeat_seconds"])
 
