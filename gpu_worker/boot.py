@@ -104,6 +104,7 @@ class Boot:
         app = celery_app.make_app(self.settings.redis_url, queue)
         door = Door(queue)
         tools = self._tools(door, idle_seconds=float(joined["heartbeat_seconds"]))
+        tools.protection.idle()  # instances may start protected
         self._prepare_to_stop(door, tools)
         tickets = celery_app.Tickets(tools, door, self.stopping)
         celery_app.install(app, tickets, tools, door, self.stopping)
