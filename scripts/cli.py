@@ -15,6 +15,7 @@ from scripts import (
     cli_database,
     cli_demo,
     cli_doctor,
+    cli_drill,
     cli_fleets,
     cli_gpu_worker,
     cli_money,
@@ -47,6 +48,7 @@ main.add_command(cli_serve.serve)
 main.add_command(cli_up.up)
 main.add_command(cli_demo.demo)
 main.add_command(cli_doctor.doctor)
+main.add_command(cli_drill.spot_drill)
 main.add_command(cli_fleets.fleets)
 main.add_command(cli_gpu_worker.gpu_worker)
 

@@ -77,6 +77,7 @@ def _supervise(stack: "Stack", lock: int, stop_request: "StopRequest") -> None:
 
     stack.secrets.update(prepare(stack.settings, stack.state))
     stack.state.write_environment(stack.backend_settings())
+    stack.state.write_machines(stack.machines_document())
     databases = Databases(stack.settings)
     parts = parts_of(stack, databases)
     log = LogLines(stack.state.logs, sys.stdout, names=[part.name for part in parts])

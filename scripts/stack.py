@@ -174,6 +174,16 @@ class Stack:
         inherited = {k: v for k, v in os.environ.items() if k not in KEPT_FROM_WORKERS}
         return inherited | own
 
+    def machines_document(self) -> dict[str, Any]:
+        """Each GPU worker's ComfyUI, and where to send it the notices of its instance."""
+        return {
+            name: {
+                "comfyui_url": self.comfyui_url(number),
+                "notices_url": f"{self.imds_url}/control/{name}/notices",
+            }
+            for number, name in enumerate(self.worker_names)
+        }
+
     def ready_document(self, *, console_url: str | None, studio_url: str | None) -> dict[str, Any]:
         return {
             "api_url": self.api_url,

@@ -33,6 +33,7 @@ class StateFolder:
         self.ready_file = self.path / "ready.json"
         self.environment_file = self.path / "environment"
         self.secrets_file = self.path / "secrets.json"
+        self.machines_file = self.path / "machines.json"
         self.logs = self.path / "logs"
 
     def folder(self, name: str) -> Path:
@@ -103,6 +104,13 @@ class StateFolder:
 
     def remove_ready(self) -> None:
         self.ready_file.unlink(missing_ok=True)
+
+    def write_machines(self, document: Mapping[str, Any]) -> None:
+        """For the drill: where each GPU worker's ComfyUI and instance metadata are."""
+        self._write(self.machines_file, json.dumps(document, indent=2) + "\n")
+
+    def read_machines(self) -> dict[str, Any] | None:
+        return self._read(self.machines_file)
 
     def write_environment(self, settings: Mapping[str, str]) -> None:
         """For people and other commands: `set -a; . FOLDER/environment`."""
