@@ -122,7 +122,7 @@ class Settings:
         valid = []
         for word in self.fleet_secrets.split():
             fleet, equals, secret = word.partition("=")
-            if not (equals and secret):
+            if not (equals and secret.strip("=")):  # base64 may end in "=" or "=="
                 valid.append(word)
             elif fleet == slug:
                 valid.append(secret)

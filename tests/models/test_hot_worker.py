@@ -1,0 +1,220 @@
+"""What a worker's calls write on PostgreSQL, in few round trips, is what the plain functions
+write on SQLite: the same story is told on both, and their rows are compared."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import select
+
+from models import dispatches, hot_worker, jobs
+from models.audit import AuditLog
+from models.dispatches import Dispatch, Lease
+from models.effects import Effect
+from models.files import File, Output
+from models.jobs import Job, JobOutput
+from models.ledger import Transaction, Wallet
+from models.videos import Video
+from models.workers import Worker, WorkerWorkflow
+from tasks import catalog, outcomes, reports, submission, uploads
+from tasks.backend import Backend
+from tests.fixtures import Person, make_person
+from tests.tasks import gpu, orders
+
+TENANT = (Job, JobOutput, Transaction, Wallet, File, Video)
+CENTRAL = (Dispatch, AuditLog, Effect, Worker, WorkerWorkflow)
+#: A sequence goes on counting between tests, and secrets are new every time.
+APART = {"seq", "token_hash", "provider_transaction_id", "idempotency_key", "fingerprint"}
+
+AN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+IMAGE = uploads.Made(name="a.png", mime_type="image/png", size_bytes=5, sha256="0" * 64)
+SOUND = uploads.Made(name="b.flac", mime_type="audio/flac", size_bytes=7)
+
+
+def rows(backend: Backend) -> dict[str, list[dict[str, Any]]]:
+    """Every row of both databases, with ids and times made alike."""
+    backend.later.close()
+    found: dict[str, list[dict[str, Any]]] = {}
+    with backend.databases.pool("main") as session:
+        for table in TENANT:
+            found[table.__tablename__] = [columns(row) for row in session.scalars(select(table))]
+    with backend.databases.central(read_only=True) as session:
+        for kind in CENTRAL:
+            found[kind.__tablename__] = [columns(row) for row in session.scalars(select(kind))]
+    return {name: sorted(some, key=repr) for name, some in found.items()}
+
+
+def columns(row: Any) -> dict[str, Any]:
+    names = [column.name for column in row.__table__.columns if column.name not in APART]
+    return {name: alike(name, getattr(row, name)) for name in names}
+
+
+def alike(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: alike(key, member) for key, member in value.items()}
+    if isinstance(value, UUID | datetime):
+        return type(value).__name__
+    if isinstance(value, str):
+        return AN_ID.sub("ID", value)
+    if isinstance(value, float) and name.endswith("_seconds"):
+        return value >= 0
+    return value
+
+
+def ordered_for(backend: Backend, ada: Person, video_id: UUID) -> Job:
+    request = replace(orders.request(ada, effect="image-invert"), video_id=video_id)
+    return submission.submit(backend, request).job
+
+
+def one_output(backend: Backend, ada: Person) -> None:
+    orders.order(backend, ada)
+    worker = gpu.join(backend, "w1")
+    lease = gpu.take(backend, worker)
+    reports.complete(
+        backend, worker, lease, outputs=[IMAGE], provider_job_id="p", timings={"run_seconds": 1.5}
+    )
+
+
+def several_outputs_twice(backend: Backend, ada: Person) -> None:
+    orders.order(backend, ada)
+    worker = gpu.join(backend, "w1")
+    lease = gpu.take(backend, worker)
+    told(backend, lease, ["a.png", "b.flac"])
+    for _ in range(2):
+        reports.complete(backend, worker, lease, outputs=[IMAGE, SOUND])
+
+
+def told(backend: Backend, lease: Lease, names: list[str]) -> None:
+    with backend.databases.central() as session:
+        dispatches.extend(session, lease, seconds=60, progress=0.5, upload_names=names)
+
+
+def a_video(backend: Backend, ada: Person) -> None:
+    ordered_for(backend, ada, orders.add_video(backend, ada))
+    worker = gpu.join(backend, "w1")
+    reports.complete(backend, worker, gpu.take(backend, worker), outputs=[IMAGE])
+
+
+def a_video_that_a_newer_job_works_on(backend: Backend, ada: Person) -> None:
+    video_id = orders.add_video(backend, ada)
+    ordered_for(backend, ada, video_id)
+    ordered_for(backend, ada, video_id)
+    worker = gpu.join(backend, "w1")
+    reports.complete(backend, worker, gpu.take(backend, worker), outputs=[IMAGE])
+
+
+def a_second_try(backend: Backend, ada: Person) -> None:
+    orders.order(backend, ada)
+    worker = gpu.join(backend, "w1")
+    reports.fail(backend, worker, gpu.take(backend, worker), error="x", retryable=True)
+    reports.complete(backend, worker, gpu.take(backend, worker), outputs=[IMAGE])
+
+
+def a_cancelled_job(backend: Backend, ada: Person) -> None:
+    job = orders.order(backend, ada)
+    worker = gpu.join(backend, "w1")
+    lease = gpu.take(backend, worker)
+    outcomes.cancel(backend, ada.tenant_id, job.id)
+    assert reports.complete(backend, worker, lease, outputs=[IMAGE]).status == "cancelled"
+
+
+def a_crash_between_the_databases(backend: Backend, ada: Person) -> None:
+    job = orders.order(backend, ada)
+    worker = gpu.join(backend, "w1")
+    lease = gpu.take(backend, worker)
+    with backend.databases.tenant(ada.tenant_id) as session:
+        jobs.complete(session, job.id, outputs=[])
+    assert reports.complete(backend, worker, lease, outputs=[IMAGE]).status == "completed"
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        one_output,
+        several_outputs_twice,
+        a_video,
+        a_video_that_a_newer_job_works_on,
+        a_second_try,
+        a_cancelled_job,
+        a_crash_between_the_databases,
+    ],
+)
+def test_both_ways_write_the_same_rows(
+    postgres: Backend, sqlite: Backend, story: Callable[[Backend, Person], None]
+) -> None:
+    written = []
+    for backend in (postgres, sqlite):
+        catalog.seed_demo(backend)
+        story(backend, make_person(backend, tokens=100))
+        written.append(rows(backend))
+    hot, plain = written
+    assert hot["ai_jobs"]
+    for table in hot:
+        assert hot[table] == plain[table], table
+
+
+RESULT = Output(
+    name="out.png",
+    kind="image",
+    mime_type="image/png",
+    size_bytes=5,
+    object_key="tenants/t/ai-jobs/j/output-1.png",
+    content_hash="0" * 64,
+)
+
+
+def held_job(postgres: Backend) -> tuple[Job, Dispatch]:
+    catalog.seed_demo(postgres)
+    ada = make_person(postgres, tokens=100)
+    job = orders.order(postgres, ada)
+    leased = gpu.poll(postgres, gpu.join(postgres))
+    assert leased is not None
+    return job, leased.dispatch
+
+
+def test_a_job_that_has_ended_is_left_to_the_plain_functions(postgres: Backend) -> None:
+    job, dispatch = held_job(postgres)
+    with postgres.databases.tenant(job.tenant_id) as session:
+        jobs.cancel(session, job.id)
+    before = rows(postgres)
+    assert hot_worker.start(postgres.databases, job.tenant_id, job.id) is None
+    completed = hot_worker.complete(
+        postgres.databases, dispatch, outputs=[RESULT], provider_job_id=None
+    )
+    assert completed is None
+    assert rows(postgres) == before
+
+
+def test_following_a_dispatch_that_has_ended_changes_nothing(postgres: Backend) -> None:
+    _, dispatch = held_job(postgres)
+    done = hot_worker.complete(postgres.databases, dispatch, outputs=[RESULT], provider_job_id=None)
+    assert done is not None
+    given: dict[str, Any] = {"actor": "worker:w1", "details": {"a": 1}}
+    hot_worker.follow(postgres.databases, dispatch, done, **given)
+    with postgres.databases.central() as session:
+        session.query(Effect).update({"last_processing_time_seconds": 77.0})
+    before = rows(postgres)
+    assert len([row for row in before["worker_audit_logs"] if row["event"] == "job.complete"]) == 1
+    hot_worker.follow(postgres.databases, dispatch, done, **given)
+    assert rows(postgres) == before
+
+
+def test_only_a_completed_job_can_be_followed(postgres: Backend) -> None:
+    job, dispatch = held_job(postgres)
+    with pytest.raises(ValueError, match="did not complete"):
+        hot_worker.follow(postgres.databases, dispatch, job, actor="system", details={})
+
+
+def test_a_worker_is_the_same_by_both_ways(postgres: Backend) -> None:
+    catalog.seed_demo(postgres)
+    token = gpu.register(postgres)
+    plain, hot = gpu.identify(postgres, token), hot_worker.identify(postgres.databases, token)
+    assert hot is not None
+    assert sorted(hot.workflow_ids) == sorted(plain.workflow_ids) != []
+    assert replace(hot, workflow_ids=[]) == replace(plain, workflow_ids=[])
+    assert hot_worker.identify(postgres.databases, "unknown") is None
