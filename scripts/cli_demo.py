@@ -175,7 +175,7 @@ def _fetch(
         if len(job["outputs"]) != 1:
             raise JobFailed(f"{effect} completed with {len(job['outputs'])} results, not one.")
         [output] = job["outputs"]
-        path = state.folder("outputs") / Path(output["name"]).name
+        path = state.folder("outputs") / f"{effect}{Path(output['name']).suffix}"
         customer.download(output["url"], path)
         click.echo(f"  {path}\n    {checks[effect](sent[effect], path)}")
 

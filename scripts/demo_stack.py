@@ -36,7 +36,9 @@ def running(state: StateFolder, *, options: list[str]) -> Iterator[dict[str, Any
     try:
         yield _ready(state, process)
     finally:
-        _stop(state, process)
+        code = _stop(process)
+    if code != 0:
+        raise StackFailed(f"The stack ended with code {code}. {tail(state)}")
 
 
 def _ready(state: StateFolder, process: subprocess.Popen[bytes]) -> dict[str, Any]:
@@ -54,16 +56,13 @@ def _ready(state: StateFolder, process: subprocess.Popen[bytes]) -> dict[str, An
     raise StackFailed(f"The stack was not ready within {START_SECONDS:.0f} s. {tail(state)}")
 
 
-def _stop(state: StateFolder, process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> int:
     process.terminate()
     try:
-        code = process.wait(STOP_SECONDS)
+        return process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
-        raise StackFailed(f"The stack did not stop. {tail(state)}") from None
-    if code != 0:
-        raise StackFailed(f"The stack ended with code {code}. {tail(state)}")
+        return process.wait()
 
 
 def tail(state: StateFolder) -> str:
