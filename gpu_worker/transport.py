@@ -18,10 +18,14 @@ logger = logging.getLogger(__name__)
 
 class Channel(redis.Channel):
     def _brpop_read(self, **options: Any) -> Any:
+        held = set(self.qos._delivered or ())
         try:
             return super()._brpop_read(**options)  # type: ignore[misc]
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             logger.exception("Dropped something from the queue that is no message.")
+            # It may have been counted as taken already: the worker would wait for its end.
+            for delivery_tag in set(self.qos._delivered or ()) - held:
+                self.qos.ack(delivery_tag)
             return True
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
