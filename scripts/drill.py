@@ -25,7 +25,7 @@ EFFECT = "slow-invert"
 WORK_SECONDS = 10.0
 GONE_SECONDS = 10.0  # a worker has left so long after its notice
 START_SECONDS = 60.0
-STEP_SECONDS = 20.0
+STEP_SECONDS = 20.0  # since the notice
 LOOK_SECONDS = 0.05
 CALL_SECONDS = 5.0
 TOP_UP_TOKENS = 1000
@@ -55,7 +55,7 @@ class Drill:
         self.facts = DrillFacts(databases)
         self.job_id = self.worker = self.replacement = ""
         self.prompt_id = ""
-        self.sent_at = datetime.now(UTC)
+        self.sent_at, self.began = datetime.now(UTC), time.monotonic()
         self.requeued_at: datetime | None = None
 
     def order(self, folder: Path, *, seconds: float = WORK_SECONDS) -> None:
@@ -75,7 +75,7 @@ class Drill:
     def notify(self) -> None:
         """Send the worker a Spot notice: from here the clock runs."""
         url = f"{self.machines[self.worker]['notices_url']}/spot"
-        self.sent_at = datetime.now(UTC)
+        self.sent_at, self.began = datetime.now(UTC), time.monotonic()
         requests.put(url, timeout=CALL_SECONDS).raise_for_status()
 
     def steps(self) -> Iterator[Step]:
@@ -133,7 +133,7 @@ class Drill:
             notice = requests.get(url, timeout=CALL_SECONDS).json().get("spot") or {}
             return datetime.fromisoformat(notice["seen_at"]) if notice.get("seen_at") else None
 
-        return f"{self.worker} saw the notice", _until("the worker sees its notice", look)
+        return f"{self.worker} saw the notice", self._soon("the worker sees its notice", look)
 
     def _interrupted(self) -> tuple[str, datetime]:
         def look() -> datetime | None:
@@ -143,10 +143,10 @@ class Drill:
                     return datetime.fromtimestamp(told["timestamp"] / 1000, UTC)
             return None
 
-        return "ComfyUI was interrupted", _until("ComfyUI interrupts the prompt", look)
+        return "ComfyUI was interrupted", self._soon("ComfyUI interrupts the prompt", look)
 
     def _requeued(self) -> tuple[str, datetime]:
-        row = self._audited("job.requeue", "the job is handed back")
+        row = self._soon("the job is handed back", lambda: self._audited("job.requeue"))
         attempt, reason = row.details["attempt"], str(row.details["reason"])
         if attempt != 0:
             raise NotSeen(f"The job was handed back, but {attempt} attempt was counted.")
@@ -156,7 +156,7 @@ class Drill:
         return "the job was handed back, no attempt counted", row.at
 
     def _gone(self) -> tuple[str, datetime]:
-        row = _until(
+        row = self._soon(
             f"{self.worker} leaves the fleet",
             lambda: self.facts.departure(self.worker, since=self.sent_at),
         )
@@ -167,13 +167,13 @@ class Drill:
     def _taken(self) -> tuple[str, datetime]:
         if self.requeued_at is None:
             raise NotSeen("The job was not handed back, so nobody could take it.")
-        row = self._audited("job.lease", "somebody takes the job", seconds=START_SECONDS)
+        row = self._later("somebody takes the job", lambda: self._audited("job.lease"))
         self.replacement = str(row.worker_id)
         again = ", started anew," if self.replacement == self.worker else ""
         return f"{self.replacement}{again} took the job", row.at
 
     def _completed(self) -> tuple[str, datetime]:
-        row = self._audited("job.complete", "the job completes", seconds=START_SECONDS)
+        row = self._later("the job completes", lambda: self._audited("job.complete"))
         job = self.customer.job(self.job_id)
         if (job["status"], len(job["outputs"])) != ("completed", 1):
             raise NotSeen(f"The job is {job['status']} with {len(job['outputs'])} results.")
@@ -189,15 +189,22 @@ class Drill:
         price = -sum(one["amount"] for one in entries)
         return f"one charge: {price} tokens, reserved once and consumed once", None
 
-    def _audited(self, event: str, what: str, *, seconds: float = STEP_SECONDS) -> AuditLog:
-        since = self.requeued_at or self.sent_at
-        return _until(
-            what, lambda: self.facts.audited(UUID(self.job_id), event, since), seconds=seconds
-        )
+    def _audited(self, event: str) -> AuditLog | None:
+        return self.facts.audited(UUID(self.job_id), event, self.requeued_at or self.sent_at)
+
+    def _soon(self, what: str, look: Callable[[], Seen | None]) -> Seen:
+        """What has to come at once when a worker is to go."""
+        return _until(what, look, seconds=STEP_SECONDS, since=self.began)
+
+    def _later(self, what: str, look: Callable[[], Seen | None]) -> Seen:
+        return _until(what, look, seconds=START_SECONDS)
 
 
-def _until(what: str, look: Callable[[], Seen | None], *, seconds: float = STEP_SECONDS) -> Seen:
-    deadline = time.monotonic() + seconds
+def _until(
+    what: str, look: Callable[[], Seen | None], *, seconds: float, since: float | None = None
+) -> Seen:
+    """`since` is when the time began to run, if that is not now."""
+    deadline = (since or time.monotonic()) + seconds
     while (seen := look()) is None:
         if time.monotonic() > deadline:
             raise NotSeen(f"Expected within {seconds:g} s, and not seen: {what}.")
