@@ -13,8 +13,9 @@ from celery import Celery, bootsteps, signals
 from celery.worker.control import control_command, inspect_command
 
 from gpu_worker import job
-from gpu_worker.backend import Insistence, Refused, Unreachable
+from gpu_worker.backend import Refused, Unreachable
 from gpu_worker.door import Door
+from gpu_worker.insistence import Insistence
 from gpu_worker.job import Tools
 from gpu_worker.stopping import Stopping
 

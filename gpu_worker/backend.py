@@ -7,7 +7,6 @@ refused (Refused: say so). A token that is not known any more is replaced by reg
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ import requests
 logger = logging.getLogger(__name__)
 
 _CONNECT_SECONDS, _READ_SECONDS = 3.0, 15.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 
 
 class Unreachable(Exception):
@@ -96,12 +94,15 @@ class Backend:
         *,
         token: str = "",
         on_token: Callable[[str], None] = lambda _token: None,
+        read_seconds: float = _READ_SECONDS,
     ) -> None:
         self._url = url.rstrip("/") + "/api/worker/"
         self._membership = membership
         self._own = threading.local()
         self._registering = threading.Lock()
+        self._has_left = False
         self._on_token = on_token
+        self._timeout = (_CONNECT_SECONDS, read_seconds)
         self.token = token
 
     def register(self) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class Backend:
             "capabilities": member.capabilities,
         }
         answer = self._answer(self._send("register", body, headers))
-        self.token = answer["token"]
+        self.token = _told("token", answer)
         self._on_token(self.token)
         return answer
 
@@ -132,15 +133,18 @@ class Backend:
         return self._post("heartbeat", (lease.proof if lease else {}) | told)
 
     def complete(self, lease: Lease, **report: Any) -> str:
-        return str(self._post("complete", lease.proof | report)["status"])
+        return _told("status", self._post("complete", lease.proof | report))
 
     def fail(self, lease: Lease, **report: Any) -> str:
-        return str(self._post("fail", lease.proof | report)["status"])
+        return _told("status", self._post("fail", lease.proof | report))
 
     def requeue(self, lease: Lease, *, reason: str) -> str:
-        return str(self._post("requeue", lease.proof | {"reason": reason})["status"])
+        return _told("status", self._post("requeue", lease.proof | {"reason": reason}))
 
     def deregister(self) -> None:
+        """Leave for good: a call that comes late must not bring the worker back."""
+        with self._registering:
+            self._has_left = True
         self._answer(self._send("deregister", {}, self._authorization()))
 
     def _post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -148,14 +152,15 @@ class Backend:
         try:
             return self._answer(self._send(name, body, self._authorization()))
         except Refused as refused:
-            if refused.status != 401:
+            if refused.status != 401 or self._has_left:
                 raise
         self._register_anew(shown)
         return self._answer(self._send(name, body, self._authorization()))
 
     def _register_anew(self, refused_token: str) -> None:
         with self._registering:
-            if self.token == refused_token:  # otherwise another thread has done it
+            # Otherwise another thread has done it, or there is nothing to come back to.
+            if self.token == refused_token and not self._has_left:
                 logger.warning("The webapp does not know this worker any more: registering anew.")
                 self.register()
 
@@ -171,7 +176,7 @@ class Backend:
                 self._url + name,
                 json=body,
                 headers=headers,
-                timeout=(_CONNECT_SECONDS, _READ_SECONDS),
+                timeout=self._timeout,
                 allow_redirects=False,
             )
         except (requests.RequestException, OSError) as error:
@@ -185,36 +190,20 @@ class Backend:
             found = response.json()
         except ValueError:
             found = None
-        if not isinstance(found, dict) or response.status_code >= 500:
-            raise Unreachable(f"The webapp answered with status {response.status_code}.")
+        status = response.status_code
+        if not isinstance(found, dict) or status >= 500 or 300 <= status < 400:
+            raise Unreachable(f"The webapp answered with status {status}.")
         if response.ok:
             return found
         code, detail = str(found.get("code")), str(found.get("detail"))
-        if response.status_code == 429:
+        if status == 429:
             raise Unreachable(f"{code}: {detail}")
         if code == "lease_lost":
             raise LeaseLost(detail)
-        raise Refused(response.status_code, code, detail)
+        raise Refused(status, code, detail)
 
 
-class Insistence:
-    """Pauses between tries, longer and longer, until the patience is used up or somebody stops."""
-
-    def __init__(
-        self, *, seconds: float, stop: threading.Event, stopped_seconds: float = 0
-    ) -> None:
-        self._until = time.monotonic() + seconds
-        self._stop = stop
-        self._stopped_seconds = stopped_seconds  # what is left once `stop` is set
-        self._pause = _FIRST_PAUSE
-
-    def pause(self) -> bool:
-        """Wait before another try. False: there shall be none."""
-        if self._stop.is_set():
-            self._until = min(self._until, time.monotonic() + self._stopped_seconds)
-            self._stopped_seconds = 0
-            time.sleep(min(_FIRST_PAUSE, max(self._until - time.monotonic(), 0)))
-        else:
-            self._stop.wait(min(self._pause, max(self._until - time.monotonic(), 0)))
-        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
-        return time.monotonic() < self._until
+def _told(name: str, answer: Mapping[str, Any]) -> str:
+    if name not in answer:  # something between us and the webapp has answered in its place
+        raise Unreachable(f"The answer has no {name}.")
+    return str(answer[name])

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.assets import AssetCache, AssetGone, AssetUnavailable
-from gpu_worker.backend import Backend, Insistence, Lease, LeaseLost, Refused, Unreachable
+from gpu_worker.backend import Backend, Lease, LeaseLost, Refused, Unreachable
+from gpu_worker.insistence import Insistence
 from gpu_worker.lease_keeper import CANCELLED, STOPPING, Held, LeaseKeeper
 from gpu_worker.provider import Asset, JobFailed, Provider, Stopped, Unwell, Work
 from gpu_worker.scale_in import ScaleInProtection
@@ -45,6 +46,8 @@ class Tools:
     job_seconds: float
     stop_reason: Callable[[], str]
     on_unwell: Callable[[Unwell], None]
+    report_seconds: float = REPORT_SECONDS
+    stopped_seconds: float = STOPPED_SECONDS
 
 
 @dataclass
@@ -78,7 +81,6 @@ def _run(tools: Tools, held: Held) -> str:
     report = Report(tools, held)
     try:
         made, timings = _work(tools, held)
-        return report.send(tools.backend.complete, outputs=made, timings=timings.seconds)
     except LeaseLost:
         return "lost"
     except Stopped:
@@ -95,6 +97,7 @@ def _run(tools: Tools, held: Held) -> str:
         return report.retryable(
             f"The worker could not go on ({type(bug).__name__}).", trace=traceback.format_exc()
         )
+    return report.completed(outputs=made, timings=timings.seconds)
 
 
 def _work(tools: Tools, held: Held) -> tuple[list[dict[str, Any]], Timings]:
@@ -135,7 +138,7 @@ def _asset(tools: Tools, stop: threading.Event, in_use: ExitStack, asset: dict[s
 
 def _stopped(tools: Tools, held: Held, report: "Report") -> str:
     if held.why == STOPPING:
-        return report.send(tools.backend.requeue, reason=tools.stop_reason())
+        return report.requeued(tools.stop_reason())
     return CANCELLED if held.why == CANCELLED else "lost"
 
 
@@ -146,35 +149,47 @@ class Report:
         self._tools, self._held = tools, held
         self._job_id = held.lease.job_id
 
+    def completed(self, **made: Any) -> str:
+        try:
+            return self._insist(self._tools.backend.complete, **made)
+        except Refused as refused:
+            # Without this, the job would wait for its lease to run out.
+            logger.error("The results of job %s were refused: %s", self._job_id, refused)
+            return self.retryable(f"The results were refused: {refused.detail}")
+
     def failed(self, failed: JobFailed | AssetGone) -> str:
         if isinstance(failed, JobFailed):
             message, code, trace = failed.message, failed.code, failed.trace
         else:
             message, code, trace = "A file of the job is gone.", "input_gone", str(failed)
-        return self.send(
+        return self._send(
             self._tools.backend.fail, error=message, error_code=code, trace=trace, retryable=False
         )
 
     def retryable(self, message: str, *, trace: str = "") -> str:
-        return self.send(self._tools.backend.fail, error=message, trace=trace, retryable=True)
+        return self._send(self._tools.backend.fail, error=message, trace=trace, retryable=True)
 
-    def send(self, call: Callable[..., str], **report: Any) -> str:
-        stop = self._held.stop if self._held.why == STOPPING else threading.Event()
-        insistence = Insistence(seconds=REPORT_SECONDS, stop=stop, stopped_seconds=STOPPED_SECONDS)
+    def requeued(self, reason: str) -> str:
+        return self._send(self._tools.backend.requeue, reason=reason)
+
+    def _send(self, call: Callable[..., str], **report: Any) -> str:
+        try:
+            return self._insist(call, **report)
+        except Refused as refused:
+            logger.error("The report on job %s was refused: %s", self._job_id, refused)
+            return "refused"
+
+    def _insist(self, call: Callable[..., str], **report: Any) -> str:
+        """Long while the worker may stay, and a moment longer once it has to go."""
+        patience = Insistence(seconds=self._tools.report_seconds, stop=self._held.stop)
+        haste = Insistence(seconds=self._tools.stopped_seconds, stop=threading.Event())
         while True:
             try:
                 return call(self._held.lease, **report)
             except LeaseLost as lost:
-                logger.warning(
-                    "Job %s: the report came too late: %s", self._held.lease.job_id, lost
-                )
+                logger.warning("Job %s: the report came too late: %s", self._job_id, lost)
                 return "lost"
-            except Refused as refused:
-                logger.error(
-                    "The report on job %s was refused: %s", self._held.lease.job_id, refused
-                )
-                return "refused"
             except Unreachable as away:
                 logger.warning("The report on job %s waits: %s", self._job_id, away)
-                if not insistence.pause():
+                if not (patience.pause() or haste.pause()):
                     return "unreported"

@@ -7,14 +7,17 @@ job, and storage may be away for a minute: both are tried again.
 
 import hashlib
 import logging
+import os
+import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import requests
 
-from gpu_worker.backend import Insistence, Unreachable
+from gpu_worker.backend import Refused, Unreachable
+from gpu_worker.insistence import Insistence
 from gpu_worker.lease_keeper import Held, LeaseKeeper
-from gpu_worker.provider import OutputFile, Stopped, Unwell
+from gpu_worker.provider import JobFailed, OutputFile, Stopped, Unwell
 
 logger = logging.getLogger(__name__)
 
@@ -29,25 +32,29 @@ class Address:
 
 
 class Uploads:
-    def __init__(self, keeper: LeaseKeeper) -> None:
+    def __init__(self, keeper: LeaseKeeper, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self._keeper = keeper
+        self._patience_seconds = patience_seconds
         self._session = requests.Session()
         self._session.trust_env = False
 
     def send(self, held: Held, files: list[OutputFile]) -> list[dict[str, Any]]:
         """Upload all of them; returns what the report says of each."""
         described = [_describe(file) for file in files]
-        insistence = Insistence(seconds=PATIENCE_SECONDS, stop=held.stop)
+        insistence = Insistence(seconds=self._patience_seconds, stop=held.stop)
         waiting = list(range(len(files)))
         while waiting:
             addresses = self._addresses(held, described)
-            waiting = [
-                number for number in waiting if not self._put(files[number], addresses, number)
-            ]
+            if addresses is not None:
+                waiting = [
+                    number
+                    for number in waiting
+                    if not self._put(files[number], addresses[number], held.stop)
+                ]
             if waiting and not insistence.pause():
                 if held.stop.is_set():
                     raise Stopped("The upload was stopped.")
-                raise Unwell("The results could not be uploaded: the storage does not answer.")
+                raise Unwell("The results could not be uploaded.")
         return described
 
     def _addresses(self, held: Held, described: list[dict[str, Any]]) -> list[Address] | None:
@@ -60,32 +67,49 @@ class Uploads:
         except Unreachable as away:
             logger.warning("No addresses for the results yet: %s", away)
             return None
-        if held.stop.is_set():
+        except Refused as refused:
+            if refused.status != 422:
+                raise
+            raise JobFailed(f"The results can't be stored: {refused.detail}") from refused
+        if held.stop.is_set():  # then there are no addresses in the answer
             raise Stopped("The job was stopped before its results were uploaded.")
         by_name = {one["name"]: Address(one["url"], one["headers"]) for one in answered}
         return [by_name[output["name"]] for output in described]
 
-    def _put(self, file: OutputFile, addresses: list[Address] | None, number: int) -> bool:
+    def _put(self, file: OutputFile, address: Address, stop: threading.Event) -> bool:
         """False: another try may go better, with a fresh address."""
-        if addresses is None:
-            return False
-        address = addresses[number]
         try:
-            with file.path.open("rb") as body:
+            with file.path.open("rb") as content:
                 response = self._session.put(
                     address.url,
-                    # An empty file as bytes: a stream without length would be sent in chunks.
-                    data=body if file.path.stat().st_size else b"",
+                    data=Stoppable(content, stop),
                     headers=address.headers,
                     timeout=(_CONNECT_SECONDS, _SEND_SECONDS),
+                    allow_redirects=False,
                 )
         except requests.RequestException as error:
             logger.warning("Storage is away: %s", type(error).__name__)
             return False
-        if not response.ok:
-            self._keeper.nudge()  # the address may have run out: the next heartbeat brings another
-            logger.warning("Storage refused %s with status %d.", file.name, response.status_code)
-        return response.ok
+        if response.status_code // 100 == 2:
+            return True
+        self._keeper.nudge()  # the address may have run out: the next heartbeat brings another
+        logger.warning("Storage refused %s with status %d.", file.name, response.status_code)
+        return False
+
+
+class Stoppable:
+    """A file on its way out, that can be stopped in the middle."""
+
+    def __init__(self, content: BinaryIO, stop: threading.Event) -> None:
+        self._content, self._stop = content, stop
+
+    def __len__(self) -> int:
+        return os.fstat(self._content.fileno()).st_size
+
+    def read(self, size: int = -1) -> bytes:
+        if self._stop.is_set():
+            raise Stopped("The upload was stopped.")
+        return self._content.read(size)
 
 
 def _describe(file: OutputFile) -> dict[str, Any]:
