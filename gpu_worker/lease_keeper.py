@@ -33,27 +33,38 @@ class Held:
         self.share = 0.0
         self.node: str | None = None
         self.output_url, self.output_headers = lease.output_url, lease.output_headers
+        self._interrupting = threading.Lock()
 
     def progress(self, share: float, node: str | None) -> None:
         self.share, self.node = share, node
 
     def interrupt(self, why: str) -> None:
-        if not self.stop.is_set():
-            self.why = why
-            self.stop.set()
+        """The first reason counts."""
+        with self._interrupting:
+            if not self.stop.is_set():
+                self.why = why
+                self.stop.set()
 
 
 class LeaseKeeper:
     def __init__(
-        self, backend: Backend, *, idle_seconds: float, on_draining: Callable[[bool], None]
+        self,
+        backend: Backend,
+        *,
+        idle_seconds: float,
+        on_draining: Callable[[bool], None],
+        first_seconds: float = FIRST_SECONDS,
+        again_seconds: float = AGAIN_SECONDS,
     ) -> None:
         self._backend = backend
         self._idle_seconds = idle_seconds
+        self._first_seconds, self._again_seconds = first_seconds, again_seconds
         self._on_draining = on_draining
         self._wake = threading.Event()
         self._changing = threading.Lock()  # of `held` and when its next heartbeat is due
         self._closed = False
         self._stopping = False
+        self._nudged = False
         self._last_beat = time.monotonic()  # registering counts as one
         self._due = self._last_beat + idle_seconds
         self.held: Held | None = None
@@ -69,15 +80,18 @@ class LeaseKeeper:
     @contextmanager
     def hold(self, lease: Lease) -> Iterator[Held]:
         held = Held(lease)
-        self._hold(held, FIRST_SECONDS)
+        # Jobs too short for a heartbeat must not keep the idle ones from being sent.
+        self._hold(held, min(self._first_seconds, self._idle_seconds_left()))
         if self._stopping:
             held.interrupt(STOPPING)
         self._wake.set()
         try:
             yield held
         finally:
-            # Jobs too short for a heartbeat must not keep the idle ones from being sent.
-            self._hold(None, self._last_beat + self._idle_seconds - time.monotonic())
+            self._hold(None, self._idle_seconds_left())
+
+    def _idle_seconds_left(self) -> float:
+        return self._last_beat + self._idle_seconds - time.monotonic()
 
     def _hold(self, held: Held | None, seconds: float) -> None:
         with self._changing:
@@ -91,7 +105,7 @@ class LeaseKeeper:
 
     def nudge(self) -> None:
         """Ask the webapp now: something has changed there."""
-        self._due = 0.0
+        self._nudged = True
         self._wake.set()
 
     def ask_uploads(self, held: Held, outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -105,7 +119,8 @@ class LeaseKeeper:
         while not self._closed:
             self._wake.wait(max(self._due - time.monotonic(), 0.05))
             self._wake.clear()
-            if time.monotonic() >= self._due and not self._closed:
+            if (self._nudged or time.monotonic() >= self._due) and not self._closed:
+                self._nudged = False  # before it is sent: the next nudge may have newer news
                 held = self.held
                 self._plan(held, self._beat(held))
 
@@ -119,6 +134,9 @@ class LeaseKeeper:
         """One heartbeat; returns the seconds until the next."""
         try:
             answer = self._send(held)
+            self._last_beat = time.monotonic()
+            self._learn(held, answer)
+            return float(answer["next_heartbeat_seconds"])
         except LeaseLost as lost:
             if held is not None:
                 logger.warning("Job %s: %s", held.lease.job_id, lost)
@@ -126,16 +144,13 @@ class LeaseKeeper:
             return self._idle_seconds
         except Unreachable as away:
             logger.warning("No heartbeat: %s", away)
-            return AGAIN_SECONDS
+            return self._again_seconds
         except Refused as refused:
             logger.error("The heartbeat was refused: %s", refused)
             return self._idle_seconds
         except Exception:  # this thread has to live, or the lease dies
             logger.exception("A heartbeat went wrong.")
-            return AGAIN_SECONDS
-        self._last_beat = time.monotonic()
-        self._learn(held, answer)
-        return float(answer["next_heartbeat_seconds"])
+            return self._again_seconds
 
     def _send(self, held: Held | None) -> dict[str, Any]:
         if held is None:
