@@ -20,7 +20,7 @@ from gpu_worker.assets import AssetCache
 from gpu_worker.backend import Backend, LeaseLost, Membership, Refused, Unreachable
 from gpu_worker.door import DRAINING, STOPPING, Door
 from gpu_worker.health import HealthWatch
-from gpu_worker.imds import Imds
+from gpu_worker.imds import Imds, MetadataUnavailable
 from gpu_worker.job import Tools
 from gpu_worker.lease_keeper import LeaseKeeper
 from gpu_worker.provider import Provider, Unwell
@@ -57,11 +57,13 @@ def main() -> int:
     warnings.simplefilter("ignore", SecurityWarning)
     # Of what Celery 6 will do to a task when the broker goes away. We have it as it is now.
     warnings.simplefilter("ignore", CPendingDeprecationWarning)
+    # Until Celery has its own: a worker that still waits for others has nothing to hand back.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         settings = identity.complete(Settings.from_env())
         providers = {name: _provider(name, settings) for name in settings.providers.split()}
         return Boot(settings, providers).run()
-    except BadSetting as bad:
+    except (BadSetting, MetadataUnavailable) as bad:
         logger.error("%s", bad)
     except Refused as refused:
         logger.error("The webapp refuses this worker. %s", refused)
@@ -181,7 +183,12 @@ class Boot:
     def _clear_leftovers(self) -> None:
         """Of jobs that a crash cut short. The folder is this worker's alone."""
         shutil.rmtree(self._jobs_folder(), ignore_errors=True)
-        self._jobs_folder().mkdir(parents=True, mode=0o700)
+        try:
+            self._jobs_folder().mkdir(parents=True, mode=0o700)
+        except OSError as error:
+            raise BadSetting(
+                f"COMFYFLEET_STATE_DIR: {self._jobs_folder()} can't be used: {error.strerror}."
+            ) from error
 
     def _token_file(self) -> Path:
         return self.folder / "token"

@@ -17,7 +17,7 @@ class Door:
     def __init__(self, queue: str) -> None:
         self._queue = queue
         self._reasons: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may come while its thread holds it
         self._consumer: Any = None
 
     @property

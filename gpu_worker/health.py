@@ -14,11 +14,18 @@ WELL_SECONDS, UNWELL_SECONDS = 10.0, 1.0
 
 class HealthWatch:
     def __init__(
-        self, providers: Iterable[Provider], door: Door, *, is_busy: Callable[[], bool]
+        self,
+        providers: Iterable[Provider],
+        door: Door,
+        *,
+        is_busy: Callable[[], bool],
+        well_seconds: float = WELL_SECONDS,
+        unwell_seconds: float = UNWELL_SECONDS,
     ) -> None:
         self._providers = list(providers)
         self._door = door
         self._is_busy = is_busy
+        self._well_seconds, self._unwell_seconds = well_seconds, unwell_seconds
         self._closed = threading.Event()
         self._look_now = threading.Event()
         self._is_well = True
@@ -38,7 +45,7 @@ class HealthWatch:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self._look_now.wait(WELL_SECONDS if self._is_well else UNWELL_SECONDS)
+            self._look_now.wait(self._well_seconds if self._is_well else self._unwell_seconds)
             self._look_now.clear()
             if not self._closed.is_set() and not self._is_busy():
                 self._note(self._look())

@@ -19,7 +19,8 @@ LEAVE_SECONDS = 1.5  # of the time to stop, kept for leaving the fleet
 class Stopping:
     def __init__(self, *, seconds: float) -> None:
         self._seconds = seconds
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may come while its thread holds it
+        self._leaves = threading.Event()
         self._left = threading.Event()
         self._steps: list[Callable[[], None]] = []
         self._leave: Callable[[], None] = lambda: None
@@ -43,19 +44,28 @@ class Stopping:
         logger.warning("Stopping: %s.", self.reason)
         threading.Thread(target=self._make_sure, name="stopping", daemon=True).start()
         for step in self._steps:
-            step()
+            try:
+                step()
+            except Exception:  # the next one has its own work to do
+                logger.exception("A step of stopping went wrong.")
 
     def leave(self) -> None:
+        """Returns when it is done, whoever did it."""
         with self._lock:
-            if self._left.is_set():
-                return
+            is_first = not self._leaves.is_set()
+            self._leaves.set()
+        if not is_first:
+            self._left.wait(LEAVE_SECONDS)
+            return
+        try:
+            self._leave()
+        finally:
             self._left.set()
-        self._leave()
 
     def _make_sure(self) -> None:
         """The process is gone in time. What was handed back is not undone by this."""
         deadline = time.monotonic() + self._seconds
-        self._left.wait(self._seconds - LEAVE_SECONDS)
+        self._leaves.wait(self._seconds - LEAVE_SECONDS)
         leaving = threading.Thread(target=self.leave, daemon=True)
         leaving.start()
         time.sleep(max(deadline - time.monotonic(), 0))
