@@ -64,7 +64,8 @@ class RunningStack:
 def up(folder: Path, *options: str, **environment: str) -> Iterator[RunningStack]:
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "scripts.cli", "up", "--state", str(folder), *options]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("COMFYFLEET_")} | environment
+    ours = ("COMFYFLEET_", "TEST_")  # what the tests were told is not for the stack
+    env = {k: v for k, v in os.environ.items() if not k.startswith(ours)} | environment
     with tempfile.NamedTemporaryFile(dir=folder, prefix="said-", delete=False) as said:
         process = subprocess.Popen(command, env=env, stdout=said, stderr=said)
     stack = RunningStack(StateFolder(folder), process, Path(said.name))

@@ -6,11 +6,14 @@ import signal
 import socket
 from pathlib import Path
 
+import boto3
 import pytest
 
+from scripts.comfyui_stand_in.process import comfyui
 from scripts.demo_customer import Customer
 from scripts.server_process import free_port
 from scripts.stack_parts import http_answers
+from tasks.backend import Backend
 from tests.scripts.running_stack import RunningStack, up, wait_until
 
 READY_NAMES = {
@@ -103,6 +106,55 @@ def test_a_stack_that_was_killed_leaves_nobody_and_starts_again(tmp_path: Path) 
         assert stack.ready()["api_url"] == first["api_url"]
         order_and_wait(stack)
         assert stack.stop() == 0, stack.said()
+
+
+@pytest.fixture
+def s3_login(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What boto3 and the backend need to reach the real S3 server, as variables."""
+    login = {
+        "AWS_ACCESS_KEY_ID": os.environ["TEST_S3_ACCESS_KEY"],
+        "AWS_SECRET_ACCESS_KEY": os.environ["TEST_S3_SECRET_KEY"],
+        "COMFYFLEET_S3_ENDPOINT_URL": os.environ["TEST_S3_URL"],
+    }
+    for name, value in login.items():
+        monkeypatch.setenv(name, value)
+    return login
+
+
+def new_bucket() -> str:
+    name = f"up-{os.urandom(4).hex()}"
+    endpoint = os.environ["COMFYFLEET_S3_ENDPOINT_URL"]
+    s3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+    s3.create_bucket(Bucket=name)
+    return name
+
+
+@pytest.mark.slow
+def test_servers_of_ones_own_take_the_place_of_ours(
+    tmp_path: Path, postgres: Backend, s3_login: dict[str, str]
+) -> None:
+    settings = postgres.settings
+    with comfyui(tmp_path / "comfyui") as own:
+        options = {
+            "--port": "0",
+            "--database": settings.central_url,
+            "--pool": settings.pools["main"],
+            "--redis": settings.redis_url,
+            "--s3": f"s3://{new_bucket()}",
+            "--comfyui": own.url,
+        }
+        words = [word for option in options.items() for word in option]
+        with up(tmp_path / "state", *words, **s3_login) as stack:
+            ready = stack.ready()
+            assert (ready["comfyui_url"], ready["redis_url"]) == (own.url, settings.redis_url)
+            order_and_wait(stack)
+            assert stack.members("valkey-server") + stack.members("comfyui_stand_in") == []
+            [worker] = stack.members("gpu_worker")
+            told = Path(f"/proc/{worker}/environ").read_text()
+            for kept in (settings.pools["main"], s3_login["AWS_SECRET_ACCESS_KEY"]):
+                assert kept not in told, "a worker holds no credentials of databases or storage"
+            assert stack.stop() == 0, stack.said()
+    assert not list(stack.state.path.glob("*.db"))
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:
