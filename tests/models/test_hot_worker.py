@@ -32,7 +32,7 @@ APART = {"seq", "token_hash", "provider_transaction_id", "idempotency_key", "fin
 
 AN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-IMAGE = uploads.Made(name="a.png", mime_type="image/png", size_bytes=5, sha256="0" * 64)
+IMAGE = gpu.IMAGE
 SOUND = uploads.Made(name="b.flac", mime_type="audio/flac", size_bytes=7)
 
 

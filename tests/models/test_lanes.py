@@ -228,6 +228,25 @@ def test_any_arrivals_are_served_fairly(sqlite: Backend, arrivals: list[tuple[in
         _check_rounds(list(group))
 
 
+def test_what_waits_is_what_could_be_leased_now(queue: Queue) -> None:
+    """Ready ones, and those whose pause is over; tickets are counted against them."""
+    ready, paused, held = queue.add(uuid4())[0], queue.add(uuid4())[0], queue.add(uuid4())[0]
+    leases = {job: lease_of(queue.must_lease()) for job in (ready, paused, held)}
+    now = utcnow()
+    with queue.backend.databases.central() as session:
+        dispatches.requeue(session, leases[ready], reason="spot")
+        dispatches.retry(session, leases[paused], error="e", backoff_seconds=60, now=now)
+    for seconds, expected in ((0, {ready}), (59, {ready}), (60, {ready, paused})):
+        with queue.backend.databases.central(read_only=True) as session:
+            waiting = lanes.waiting(
+                session, fleet_id=queue.fleet_id, limit=9, now=now + timedelta(seconds=seconds)
+            )
+        assert set(waiting) == {queue.row(job).id for job in expected}
+    with queue.backend.databases.central(read_only=True) as session:
+        later = now + timedelta(seconds=60)
+        assert len(lanes.waiting(session, fleet_id=queue.fleet_id, limit=1, now=later)) == 1
+
+
 def _check_rounds(served: list[tuple[int, int, int]]) -> None:
     """All arrived before the first lease, so round n is every user's n-th job."""
     seen: dict[int, int] = {}

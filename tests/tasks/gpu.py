@@ -6,11 +6,12 @@ from uuid import uuid4
 from models import workers
 from models.dispatches import Lease
 from models.workers import Identity
-from tasks import leasing, registration
+from tasks import leasing, registration, uploads
 from tasks.backend import Backend
 from tests.fixtures import FLEET_SECRET
 
 FLEET = "gpu-default"
+IMAGE = uploads.Made(name="a.png", mime_type="image/png", size_bytes=5, sha256="0" * 64)
 
 
 def request(worker_id: str | None = None, **given: Any) -> registration.Request:

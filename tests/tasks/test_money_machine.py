@@ -1,4 +1,5 @@
-"""Any interleaving of submit, complete, fail, cancel, requeue, crash and retry keeps the books.
+"""Any interleaving of submit, complete, fail, cancel, requeue, leave, crash and retry keeps
+the books.
 
 Hypothesis drives the real steps over both databases and stops them at any transaction, as
 a crash would. After each step every wallet adds up and no job disagrees with its money; at
@@ -32,10 +33,10 @@ from models.errors import InsufficientTokens, LeaseLost, NotPossibleNow, TooMany
 from models.jobs import ACTIVE, Job
 from models.ledger import Transaction, TransactionType, Wallet
 from models.settings import Settings
-from tasks import catalog, outcomes, reconcile, submission
+from tasks import catalog, outcomes, reconcile, registration, reports, submission
 from tasks.backend import Backend
 from tests.fixtures import emptied, for_tests, make_person, sqlite_settings
-from tests.tasks import orders
+from tests.tasks import gpu, orders
 
 
 class Crash(BaseException):
@@ -68,6 +69,7 @@ class MoneyMachine(RuleBasedStateMachine):
         self.people = [make_person(self.backend, tokens=40) for _ in range(2)]
         self.requests: list[submission.Request] = []
         self.leases: list[Lease] = []
+        self.worker = gpu.join(self.backend)
         self.crash = CrashPoint()
         for name in ("central", "pool:main"):
             event.listen(self.backend.databases.engine(name), "begin", self.crash)
@@ -75,7 +77,8 @@ class MoneyMachine(RuleBasedStateMachine):
 
     def crash_raw(self, connection: Any, *_: object) -> None:
         """The hot path takes connections without a session: it crashes when it takes one."""
-        if self.backend.databases.on_postgres and "hot_path" in str(traceback.extract_stack()):
+        stack = str(traceback.extract_stack())
+        if self.backend.databases.on_postgres and ("hot_path" in stack or "hot_worker" in stack):
             self.crash(connection)
 
     def step(self, crash: int | None, action: Callable[[], object]) -> None:
@@ -111,6 +114,20 @@ class MoneyMachine(RuleBasedStateMachine):
 
         self.step(crash, take)
 
+    @rule(crash=CRASH)
+    def poll(self, crash: int | None) -> None:
+        def take() -> None:
+            if leased := gpu.poll(self.backend, self.worker):
+                self.leases.append(orders.lease_of(leased.dispatch))
+
+        self.step(crash, take)
+
+    @rule(crash=CRASH)
+    def leave(self, crash: int | None) -> None:
+        """With whatever it holds. Its reports may still come."""
+        self.step(crash, lambda: registration.deregister(self.backend, self.worker))
+        self.worker = gpu.join(self.backend)
+
     def some_lease(self, data: st.DataObject) -> Lease:
         return data.draw(st.sampled_from(self.leases)) if self.leases else Lease(uuid4(), uuid4())
 
@@ -131,6 +148,18 @@ class MoneyMachine(RuleBasedStateMachine):
     def requeue(self, data: st.DataObject, crash: int | None) -> None:
         lease = self.some_lease(data)
         self.step(crash, lambda: outcomes.requeue(self.backend, lease, reason="spot"))
+
+    @rule(data=st.data(), crash=CRASH)
+    def fail_for_now(self, data: st.DataObject, crash: int | None) -> None:
+        lease, worker = self.some_lease(data), self.worker
+        self.step(
+            crash, lambda: reports.fail(self.backend, worker, lease, error="x", retryable=True)
+        )
+
+    @rule(data=st.data(), crash=CRASH)
+    def report_outputs(self, data: st.DataObject, crash: int | None) -> None:
+        lease, worker = self.some_lease(data), self.worker
+        self.step(crash, lambda: reports.complete(self.backend, worker, lease, outputs=[gpu.IMAGE]))
 
     @rule(data=st.data(), crash=CRASH)
     def cancel(self, data: st.DataObject, crash: int | None) -> None:

@@ -22,7 +22,8 @@ from models.settings import Settings
 from tasks import catalog
 from tasks.backend import Backend
 from tests.fixtures import MakePerson, emptied, for_tests, make_person, sqlite_settings
-from tests.webapp.calls import Caller
+from tests.webapp.calls import Caller, new_effect
+from tests.webapp.gpus import Gpu
 from webapp import create_app
 
 
@@ -146,3 +147,19 @@ def plain_app_with(plain_app: Flask) -> Iterator[AppWith]:
     yield make
     for app in made:
         app.extensions["comfyfleet"].close()
+
+
+@pytest.fixture
+def effect(backend: Backend) -> str:
+    """An effect, workflow and fleet that no other test touches; all have this name."""
+    return new_effect(backend, cost=3)
+
+
+@pytest.fixture
+def gpu(app: Flask, effect: str) -> Gpu:
+    return Gpu(app, effect).join()
+
+
+@pytest.fixture
+def ada(caller: Callable[..., Caller]) -> Caller:
+    return caller(tokens=100)

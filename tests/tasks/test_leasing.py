@@ -1,0 +1,181 @@
+"""Handing out jobs while something is away, or while the job has ended already."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import psycopg2
+import pytest
+from redis import Redis
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+
+from models import effects, jobs, lanes
+from models.audit import AuditLog
+from models.base import utcnow
+from models.dispatches import Dispatch
+from models.errors import DependencyUnavailable
+from models.jobs import Job
+from models.workers import Identity
+from tasks import outcomes, reports
+from tasks.backend import Backend
+from tests.fixtures import MakePerson, Person
+from tests.tasks import gpu, orders
+
+
+@pytest.fixture
+def ada(demo: Backend, person: MakePerson) -> Person:
+    return person(tokens=100)
+
+
+def row(backend: Backend, job: Job) -> Dispatch:
+    dispatch = orders.dispatch_of(backend, job)
+    assert dispatch is not None
+    return dispatch
+
+
+def events(backend: Backend, job: Job) -> list[str]:
+    with backend.databases.central(read_only=True) as session:
+        log = select(AuditLog).where(AuditLog.dispatch_id == row(backend, job).id)
+        return [entry.event for entry in session.scalars(log.order_by(AuditLog.at, AuditLog.id))]
+
+
+def poll_with(backend: Backend, worker: Identity, **changed: Any) -> None:
+    """Another process, for which something is away."""
+    other = Backend.open(replace(backend.settings, **changed))
+    try:
+        gpu.poll(other, worker)
+    finally:
+        other.close()
+
+
+@pytest.fixture
+def without_storage(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    return {"storage_url": "s3://bucket", "s3_endpoint_url": "http://127.0.0.1:1"}
+
+
+def without_pool(backend: Backend) -> dict[str, Any]:
+    nowhere = (
+        "postgresql+psycopg2://nobody@127.0.0.1:1/x"
+        if backend.databases.on_postgres
+        else "sqlite:////nowhere/at/all.db"
+    )
+    return {"pool_urls": f"main={nowhere} second={nowhere}"}
+
+
+def waits_aside(backend: Backend, job: Job) -> None:
+    dispatch = row(backend, job)
+    assert (dispatch.status, dispatch.attempts) == ("queued", 0)
+    assert dispatch.available_at is not None
+    assert dispatch.available_at > utcnow()
+    assert events(backend, job)[-1] == "job.requeue"
+
+
+def test_while_the_storage_is_away_no_try_is_used_up(
+    demo: Backend, ada: Person, without_storage: dict[str, Any]
+) -> None:
+    job, worker = orders.order(demo, ada), gpu.join(demo)
+    with pytest.raises(DependencyUnavailable):
+        poll_with(demo, worker, **without_storage)
+    waits_aside(demo, job)
+    with demo.databases.tenant(ada.tenant_id) as session:
+        assert jobs.get(session, job.id).status == "queued"
+
+
+def test_while_a_pool_is_away_jobs_of_others_are_not_held_up(demo: Backend, ada: Person) -> None:
+    job, worker = orders.order(demo, ada), gpu.join(demo)
+    with pytest.raises((SQLAlchemyError, psycopg2.Error)):
+        poll_with(demo, worker, **without_pool(demo))
+    waits_aside(demo, job)
+    next_one = orders.order(demo, ada)
+    leased = gpu.poll(demo, worker)
+    assert leased is not None
+    assert leased.dispatch.tenant_job_id == next_one.id
+    assert gpu.poll(demo, worker) is None
+
+
+def test_a_job_that_waits_aside_is_rung_for_and_served_when_its_time_comes(
+    demo: Backend, ada: Person, without_storage: dict[str, Any]
+) -> None:
+    job, worker = orders.order(demo, ada), gpu.join(demo)
+    with pytest.raises(DependencyUnavailable):
+        poll_with(demo, worker, **without_storage)
+    demo.later.close()
+    with Redis.from_url(demo.settings.redis_url) as redis:
+        assert redis.llen(gpu.FLEET) == 1  # only the order's own: nobody is sent in vain
+    later = utcnow() + timedelta(seconds=demo.settings.retry_seconds)
+    fleet_id = row(demo, job).fleet_id
+    with demo.databases.central(read_only=True) as session:
+        assert lanes.waiting(session, fleet_id=fleet_id, limit=9) == []
+        assert lanes.waiting(session, fleet_id=fleet_id, limit=9, now=later) == [row(demo, job).id]
+    again = orders.lease_next(demo, now=later)
+    assert again is not None
+    assert (again.tenant_job_id, again.attempts, again.available_at) == (job.id, 1, None)
+
+
+GIVING_BACK: dict[str, Callable[[Backend, Identity, Any], object]] = {
+    "requeue": lambda backend, _, lease: outcomes.requeue(backend, lease, reason="spot").status,
+    "retry": lambda backend, worker, lease: reports.fail(
+        backend, worker, lease, error="x", retryable=True
+    ),
+}
+
+
+@pytest.mark.parametrize("report", GIVING_BACK)
+@pytest.mark.parametrize("end", ["completed", "cancelled", "failed"])
+def test_a_job_that_has_ended_is_not_queued_again(
+    demo: Backend, ada: Person, report: str, end: str
+) -> None:
+    """The process died after the money moved; then the worker gave the job back."""
+    job, worker = orders.order(demo, ada), gpu.join(demo)
+    lease = gpu.take(demo, worker)
+    with demo.databases.tenant(ada.tenant_id) as session:
+        match end:
+            case "completed":
+                jobs.complete(session, job.id, outputs=[])
+            case "cancelled":
+                jobs.cancel(session, job.id)
+            case _:
+                jobs.fail(session, job.id, code="x", message="Broke.")
+    for _ in range(2):
+        assert GIVING_BACK[report](demo, worker, lease) == end
+    assert row(demo, job).status == end
+    ending = {"completed": "job.complete", "cancelled": "job.cancel", "failed": "job.fail"}[end]
+    assert events(demo, job) == ["job.lease", ending]
+    assert gpu.poll(demo, worker) is None
+
+
+@pytest.mark.parametrize("report", GIVING_BACK)
+def test_a_repeated_report_is_noted_once(demo: Backend, ada: Person, report: str) -> None:
+    job, worker = orders.order(demo, ada), gpu.join(demo)
+    lease = gpu.take(demo, worker)
+    for _ in range(3):
+        assert GIVING_BACK[report](demo, worker, lease) == "queued"
+    assert events(demo, job) == ["job.lease", f"job.{report}"]
+
+
+def test_a_retry_after_a_cancel_changes_nothing(demo: Backend, ada: Person) -> None:
+    job, worker = orders.order(demo, ada), gpu.join(demo)
+    lease = gpu.take(demo, worker)
+    outcomes.cancel(demo, ada.tenant_id, job.id)
+    assert reports.fail(demo, worker, lease, error="x", retryable=True) == "cancelled"
+    assert row(demo, job).status == "cancelled"
+    assert events(demo, job) == ["job.lease", "job.cancel"]
+
+
+def test_the_time_a_job_took_is_that_of_its_last_try(demo: Backend, ada: Person) -> None:
+    """A worker that was lost, and the wait for the next one, tell nothing about the effect."""
+    job, worker = orders.order(demo, ada), gpu.join(demo)
+    gpu.take(demo, worker)
+    with demo.databases.tenant(ada.tenant_id) as session:
+        jobs.get(session, job.id).started_at = utcnow() - timedelta(hours=5)
+    with demo.databases.central() as session:
+        session.get_one(Dispatch, row(demo, job).id).lease_expires_at = utcnow()
+    reports.complete(demo, worker, gpu.take(demo, worker), outputs=[gpu.IMAGE])
+    with demo.databases.central(read_only=True) as session:
+        seconds = effects.get(session, orders.EFFECT).last_processing_time_seconds
+    assert seconds is not None
+    assert seconds < 3600
