@@ -84,7 +84,6 @@ class LeaseKeeper:
         self._hold(held, min(self._first_seconds, self._idle_seconds_left()))
         if self._stopping:
             held.interrupt(STOPPING)
-        self._wake.set()
         try:
             yield held
         finally:
@@ -94,8 +93,12 @@ class LeaseKeeper:
         return self._last_beat + self._idle_seconds - time.monotonic()
 
     def _hold(self, held: Held | None, seconds: float) -> None:
+        due = time.monotonic() + seconds
         with self._changing:
-            self.held, self._due = held, time.monotonic() + seconds
+            is_sooner = due < self._due
+            self.held, self._due = held, due
+        if is_sooner:
+            self._wake.set()
 
     def stop_work(self) -> None:
         """The worker has to go: whatever it holds, now or in a moment, is interrupted."""
