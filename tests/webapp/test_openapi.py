@@ -217,3 +217,11 @@ def test_every_reason_of_a_failed_job_is_documented() -> None:
     code = "\n".join(path.read_text() for path in (ROOT / "tasks").glob("*.py"))
     given = set(re.findall(r'\bcode="(\w+)"', code)) | {"cancelled"}
     assert given == told
+
+
+def test_every_reason_that_our_worker_gives_is_documented() -> None:
+    page = (ROOT / "docs/errors.md").read_text().partition("## Why a job failed")[2]
+    code = "\n".join(path.read_text() for path in (ROOT / "gpu_worker").glob("*.py"))
+    given = set(re.findall(r'(?:\bcode|^INVALID) ?= ?"(\w+)"', code, re.MULTILINE))
+    assert {"execution_failed", "invalid_workflow"} <= given
+    assert [reason for reason in given if f"`{reason}`" not in page] == []
