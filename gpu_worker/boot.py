@@ -182,6 +182,8 @@ class Boot:
 
     def _clear_leftovers(self) -> None:
         """Of jobs that a crash cut short. The folder is this worker's alone."""
+        for provider in self.providers.values():
+            provider.take_over(self._jobs_folder())
         shutil.rmtree(self._jobs_folder(), ignore_errors=True)
         try:
             self._jobs_folder().mkdir(parents=True, mode=0o700)

@@ -47,6 +47,10 @@ Progress = Callable[[float, str | None], None]  # share done (0..1), node at wor
 class Provider(Protocol):
     name: str
 
+    def take_over(self, folder: Path) -> None:
+        """Learn from the jobs' folders in `folder`, which a crash left, what may still be at
+        work; the next check ends it."""
+
     def check(self) -> None:
         """Return if it can take a job now; raise Unwell if not."""
 

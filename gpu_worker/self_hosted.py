@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 STATS_SECONDS = 3.0
 LAST_LOOK_SECONDS = 1.0
+PROMPT_FILE = "prompt"  # in a job's folder, for whoever comes after a crash
 _NAME_CHARACTERS = 32
 
 
@@ -53,6 +54,10 @@ class SelfHosted:
 
     def close(self) -> None:
         self.comfyui.close()
+
+    def take_over(self, folder: Path) -> None:
+        kept = {path.read_text().strip() for path in folder.glob(f"*/{PROMPT_FILE}")}
+        self.not_ended |= kept - {""}  # without an id, ComfyUI would interrupt whatever runs
 
     def check(self) -> None:
         try:
@@ -155,6 +160,7 @@ class _Run:
 
     def to_the_end(self) -> list[OutputFile]:
         names = {asset.placeholder: self._upload(asset) for asset in self.work.assets}
+        (self.work.folder / PROMPT_FILE).write_text(self.prompt_id)
         self.entry = self.provider.execute(
             graph.fill(self.work.graph, names),
             prompt_id=self.prompt_id,
