@@ -1,4 +1,4 @@
-"""A house for each module; before each test all is well in it, and after each the books are."""
+"""A house for all tests of this folder; before each all is well in it, after each the books are."""
 
 import os
 from collections.abc import Generator, Iterator
@@ -13,7 +13,7 @@ from tests.end_to_end.house import House, opened
 from tests.end_to_end.running_part import until
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def house(place: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     urls = {part: empty_database(f"house_{part}_{place}") for part in ("central", "pool")}
     folder = tmp_path_factory.mktemp("house")

@@ -85,9 +85,14 @@ class House:
         return RunningPart(in_short, self.stack.state.logs)
 
     @property
+    def tiers(self) -> list[list[RunningPart]]:
+        """In the order in which they start; those of a tier need nothing of each other."""
+        around = [self.web, self.imds, *self.comfyuis, self.control]
+        return [[self.redis], around, self.workers]
+
+    @property
     def parts(self) -> list[RunningPart]:
-        """In the order in which they start."""
-        return [self.redis, self.web, self.imds, *self.comfyuis, self.control, *self.workers]
+        return [part for tier in self.tiers for part in tier]
 
     @property
     def databases(self) -> Databases:
@@ -115,14 +120,22 @@ class House:
         """Whatever the test before did: all parts run, and so many GPU workers."""
         for extra in self.workers[workers:]:
             extra.stop()
-        wanted = [part for part in self.parts if part not in self.workers[workers:]]
-        for part in wanted:
-            part.resume()
-            part.start()
+        for tier in self.tiers:
+            wanted = [part for part in tier if part not in self.workers[workers:]]
+            for part in wanted:
+                part.resume()
+            started = [part for part in wanted if not part.is_running]
+            for part in started:
+                part.start(wait=False)
+            for part in started:
+                part.await_answer()
 
     def close(self) -> None:
-        for part in reversed(self.parts):
-            part.stop()
+        for tier in reversed(self.tiers):
+            for part in tier:
+                part.begin_stop()
+            for part in tier:
+                part.stop()
         self.backend.close()
         self.customer.__exit__(None, None, None)
 

@@ -32,7 +32,8 @@ def until(what: str, look: Callable[[], Seen | None], *, seconds: float = 60.0) 
 class RunningPart:
     def __init__(self, make: Callable[[], Part], logs: Path) -> None:
         self._make = make
-        self.name = make().name
+        self.part = make()
+        self.name = self.part.name
         self.log = logs / f"{self.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.groups: list[int] = []  # every process group that was ever ours
@@ -47,14 +48,19 @@ class RunningPart:
         return self.process is not None and self.process.poll() is None
 
     def start(self, *, wait: bool = True) -> None:
-        if self.is_running:
-            return
-        part = self._make()
-        with self.log.open("ab") as output:
-            self.process = spawn(part.command, environment=part.environment, output=output.fileno())
-        self.groups.append(self.pid)
+        if not self.is_running:
+            self.part = self._make()
+            with self.log.open("ab") as output:
+                self.process = spawn(
+                    self.part.command, environment=self.part.environment, output=output.fileno()
+                )
+            self.groups.append(self.pid)
         if wait:
-            until(f"{self.name} answers", lambda: part.answers(self.pid), seconds=START_SECONDS)
+            self.await_answer()
+
+    def await_answer(self) -> None:
+        answers = self.part.answers
+        until(f"{self.name} answers", lambda: answers(self.pid), seconds=START_SECONDS)
 
     def kill(self) -> None:
         """kill -9, with all its children."""
@@ -75,11 +81,15 @@ class RunningPart:
         assert self.process is not None, f"{self.name} was not started."
         return self.process.wait(seconds)
 
+    def begin_stop(self) -> None:
+        if self.is_running:
+            self.resume()  # a stopped process would not hear that it shall end
+            self.terminate()
+
     def stop(self) -> None:
         if not self.is_running:
             return
-        self.resume()  # a stopped process would not hear that it shall end
-        self.terminate()
+        self.begin_stop()
         try:
             self.exit_code()
         except subprocess.TimeoutExpired:

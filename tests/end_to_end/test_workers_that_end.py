@@ -58,6 +58,25 @@ def test_killed_and_started_again_it_goes_on_with_its_job(one_worker: House) -> 
 
 
 @pytest.mark.slow
+def test_killed_and_started_again_it_ends_what_it_left_at_work(one_worker: House) -> None:
+    """Otherwise the next try would wait behind a prompt that nobody wants any more."""
+    house = one_worker
+    job_id = jobs.order_slow(house, seconds=LONG_SECONDS)
+    jobs.at_work(house, job_id)
+    house.workers[0].kill()
+    house.workers[0].start()
+
+    until("the second try runs", lambda: f"job-{job_id}-2/" in running(house))
+    assert f"job-{job_id}-1/" not in running(house)
+    house.customer.call("POST", f"/api/ai-jobs/{job_id}/cancel")
+    until("ComfyUI is idle", lambda: house.is_idle(0))
+
+
+def running(house: House) -> str:
+    return str(house.ask_comfyui(0, "/queue")["queue_running"])
+
+
+@pytest.mark.slow
 def test_killed_at_every_try_the_job_is_given_up_and_refunded(one_worker: House) -> None:
     house = one_worker
     before = house.customer.balance()
@@ -66,7 +85,6 @@ def test_killed_at_every_try_the_job_is_given_up_and_refunded(one_worker: House)
         until(f"try {attempt}", lambda: jobs.attempts(house, job_id) == attempt)  # noqa: B023
         jobs.at_work(house, job_id)
         house.workers[0].kill()
-        house.comfyuis[0].restart()
         house.workers[0].start()
 
     job = jobs.end_of(house, job_id)
