@@ -31,6 +31,9 @@ class Painter:
         self.works: list[Work] = []
         self.read: list[bytes] = []
 
+    def take_over(self, folder: Path) -> None:
+        assert folder.is_dir()
+
     def check(self) -> None:
         return
 
