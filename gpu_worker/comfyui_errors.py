@@ -18,7 +18,9 @@ _TRACE_MAX_CHARACTERS = 20_000
 _FAULTS_TOLD = 3
 
 _OUT_OF_MEMORY = re.compile(
-    r"out ?of ?memory|MemoryError|Allocation on device|not enough memory", re.I
+    r"out ?of ?memory|MemoryError|Allocation on device|not enough memory"
+    r"|can(?:'t|not) allocate memory",  # the machine's own, not the GPU's
+    re.I,
 )
 _QUOTED_PATH = re.compile(r"""(['"])[^'"\n]*[/\\]([^'"/\\\n]*)\1""")
 _FULL_PATH = re.compile(

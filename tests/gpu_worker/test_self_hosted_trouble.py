@@ -83,3 +83,12 @@ def test_a_comfyui_that_pauses_for_a_while_is_waited_for(own: Any, tmp_path: Pat
         assert not future.done()
         own.go_on()
         assert future.result(SECONDS)
+
+
+def test_more_memory_than_the_machine_has_may_be_had_elsewhere(own: Any, tmp_path: Path) -> None:
+    graph = empty_image()
+    graph["1"]["inputs"] |= {"width": 16384, "height": 16384, "batch_size": 4096}
+    with runner(own.url, tmp_path / "work") as runs:
+        with pytest.raises(Unwell, match=r"out_of_memory: EmptyImage"):
+            runs.run(graph)
+        assert runs.run(empty_image())
