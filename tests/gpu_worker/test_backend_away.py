@@ -1,5 +1,6 @@
 """A webapp that can't answer, or something else that answers in its place."""
 
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -89,13 +90,15 @@ def test_redirects_are_not_followed(webapp: BackendStandIn) -> None:
 
 
 def test_a_connection_that_was_closed_meanwhile_is_opened_again(webapp: BackendStandIn) -> None:
-    backend = webapp.backend()
+    backend, hung_up = webapp.backend(), threading.Event()
 
     def and_hang_up(request: Request) -> None:
         webapp.usual(request)
+        request.connection.shutdown(socket.SHUT_WR)
         request.close_connection = True
+        hung_up.set()
 
-    for _ in range(3):
-        webapp.script("heartbeat", and_hang_up)
-        assert backend.heartbeat()["draining"] is False
-        webapp.script("heartbeat")
+    webapp.script("heartbeat", and_hang_up)
+    backend.heartbeat()
+    assert hung_up.wait(10)
+    assert backend.heartbeat()["draining"] is False
