@@ -10,6 +10,7 @@ from collections.abc import Callable
 import requests
 from celery import Celery
 from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -171,9 +172,14 @@ def http_answers(url: str, *, status: int | None = 200) -> bool:
 def _node_answers(broker: str, node: str) -> bool:
     with Celery("comfyfleet", broker=broker, set_as_current=False) as celery:
         try:
-            return bool(celery.control.ping(destination=[node], timeout=PING_SECONDS))
-        except OperationalError:
+            # A connection of our own: one that Celery kept may be older than this Redis.
+            with celery.connection_for_write() as connection:
+                answers = celery.control.ping(
+                    destination=[node], timeout=PING_SECONDS, connection=connection
+                )
+        except (OperationalError, RedisError):
             return False
+    return bool(answers)
 
 
 def _registered(databases: Databases, worker_id: str) -> Callable[[int], bool]:
