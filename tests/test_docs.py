@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 import models
+from gpu_worker import settings as worker_settings
+from gpu_worker.settings import Settings as WorkerSettings
 from models.settings import Settings
 from scripts.benches import BENCHES
 from scripts.cli import main
@@ -29,7 +31,7 @@ OUTSIDE = "/".join(["..", "shared"])
 #: Made by tools, and none of our text.
 SKIPPED = re.compile(r"\.(?!ci$|gitignore$).*|__pycache__|build|dist|.*\.egg-info")
 
-SETTING_ROW = re.compile(r"^\| `(COMFYFLEET_\w+)` \| (?:`([^`]*)`|\(empty\)) \| (.+) \|$", re.M)
+SETTING_ROW = re.compile(r"^\| `([A-Z][A-Z0-9_]+)` \| (?:`([^`]*)`|\(empty\)) \| (.+) \|$", re.M)
 SETTING_NAME = re.compile(r"\bCOMFYFLEET_[A-Z0-9_]+\b")
 DIAGRAM = re.compile(r"```mermaid\n(.*?)```", re.S)
 ARROW = re.compile(r"^\s*(\S+) --> (\S+?)(?:: (.+))?$", re.M)
@@ -49,20 +51,33 @@ def settings_of_the_code() -> dict[str, str]:
     return {f"COMFYFLEET_{one.name.upper()}": str(one.default) for one in fields(Settings)}
 
 
+def settings_of_the_worker() -> dict[str, str]:
+    return {worker_settings.variable_of(one): str(one.default) for one in fields(WorkerSettings)}
+
+
+def settings_pages() -> tuple[str, str]:
+    """The backend's part of the page, and the GPU worker's."""
+    backend, heading, worker = (ROOT / "docs/settings.md").read_text().partition("## GPU worker")
+    assert heading
+    return backend, worker
+
+
 def settings_of(page: str) -> dict[str, str]:
     """What the page tells: the default of every variable."""
     return {name: default for name, default, _ in SETTING_ROW.findall(page)}
 
 
 def unknown_settings(text: str) -> set[str]:
-    return set(SETTING_NAME.findall(text)) - set(settings_of_the_code())
+    known = {*settings_of_the_code(), *settings_of_the_worker()}
+    return set(SETTING_NAME.findall(text)) - known
 
 
 def test_every_setting_is_told_with_its_default_and_no_other() -> None:
-    page = (ROOT / "docs/settings.md").read_text()
-    assert settings_of(page) == settings_of_the_code()
-    rows = SETTING_ROW.findall(page)
-    assert len(rows) == page.count("| `COMFYFLEET_") == len(settings_of(page))
+    code = settings_of_the_code(), settings_of_the_worker()
+    for page, settings in zip(settings_pages(), code, strict=True):
+        assert settings_of(page) == settings
+        rows = SETTING_ROW.findall(page)
+        assert len(rows) == len(re.findall(r"^\| `[A-Z]", page, re.M)) == len(settings)
 
 
 def test_no_page_names_a_setting_that_does_not_exist() -> None:
@@ -221,7 +236,7 @@ def test_no_file_points_out_of_the_repository() -> None:
     ],
 )
 def test_a_wrong_setting_is_found(right: str, wrong: str) -> None:
-    page = (ROOT / "docs/settings.md").read_text()
+    page, _ = settings_pages()
     assert page.count(right) == 1
     assert settings_of(page.replace(right, wrong)) != settings_of_the_code()
 
