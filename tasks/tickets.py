@@ -11,6 +11,7 @@ own: making every message anew would cost more than the rest of a submit.
 import base64
 import json
 import logging
+import ssl
 import time
 from typing import Any
 from uuid import UUID, uuid4
@@ -78,6 +79,8 @@ class Bell:
                     "interval_max": 0,
                 },
             )
+            if self._redis_url.startswith("rediss:"):  # Kombu alone would trust anybody
+                self._celery.conf.broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
         return self._celery.control
 
     def _send(self, tickets: list[Ticket]) -> None:
