@@ -22,7 +22,8 @@ _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
 #: Keys of the control worker. A fleet of such a name would be confined to what is not its own.
 TAKEN = {schedule.QUEUE, "unacked"}
 
-#: Tickets: taken, kept while at work, put back, and those that a dead worker kept.
+#: Tickets: taken, kept while at work, put back, and those that a dead worker kept. (lpush is
+#: for a ticket that Celery rejects, unwatch below for a transaction that an error cut short.)
 _TICKETS = "brpop llen rpush lpush zadd zrem zrange hset hget hdel set get del sadd"
 #: The pieces of Kombu's transactions and scripts, and its control channel. They have no keys.
 _TALK = "ping multi exec watch unwatch evalsha script|load script|exists time psubscribe"

@@ -62,6 +62,11 @@ def refusals(admin: Redis) -> list[tuple[str, str]]:
     return [(entry["reason"], entry["object"]) for entry in admin.acl_log()]
 
 
+def commands_of(admin: Redis) -> set[str]:
+    """Every command the server was asked for, refused ones too."""
+    return set(admin.info("commandstats"))
+
+
 @pytest.fixture(scope="module")
 def mallory(admin: Redis, redis_url: str) -> Iterator[Redis]:
     """Somebody who has the credentials of a fleet."""
@@ -95,6 +100,8 @@ def test_a_confined_worker_does_everything_and_is_refused_nothing(
     ada = stack.customer()
     with confined_worker(stack, admin, "w1") as worker, stack.celery() as celery:
         await_status(ada, order_card(ada), "completed")
+        # Done by the worker alone so far, a second after it began to listen.
+        until("its mailbox is renewed", lambda: "cmdstat_script|exists" in commands_of(admin))
         until("the lost ticket is done", lambda: not admin.hexists(f"{FLEET}.unacked", lost))
         assert celery.control.ping(destination=[worker.node], limit=1) == [
             {worker.node: {"ok": "pong"}}
