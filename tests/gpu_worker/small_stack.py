@@ -13,19 +13,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
+from uuid import UUID
 
+import pytest
 from celery import Celery
 from flask import Flask
 
-from models import fleets, workflows
+from models import dispatches, fleets, workflows
 from models.settings import Settings
+from scripts import servers
 from scripts.comfyui_stand_in.process import comfyui
 from scripts.server_process import Program, free_port
 from tasks import catalog
 from tasks.backend import Backend
 from tests.fixtures import FLEET_SECRET, make_person
 from tests.webapp.calls import Caller, Json, answered, ordered
-from tests.webapp.conftest import running, served
+from tests.webapp.conftest import prepared, running, served
 
 CODE = Path(__file__).parents[2]
 FLEET, OTHER_FLEET = "cards", "cards-large"
@@ -108,6 +111,13 @@ class SmallStack:
         finally:
             program.stop(process)
 
+    def control_environment(self) -> dict[str, str]:
+        """For programs of the control plane: `celery -A tasks.app ...`."""
+        settings = self.backend.settings
+        given = ("central_url", "pool_urls", "redis_url", "storage_url", "secret_key")
+        told = {f"COMFYFLEET_{name.upper()}": str(getattr(settings, name)) for name in given}
+        return told | {"PYTHONPATH": str(CODE), "PATH": os.defpath}
+
     def celery(self) -> Celery:
         """As an operator has it. To be closed."""
         return Celery("operator", broker=self.redis_url, set_as_current=False)
@@ -165,3 +175,22 @@ def small_stack(settings: Settings, folder: Path) -> Iterator[SmallStack]:
             add_fleet(app.extensions["comfyfleet"], slug)
         url = held.enter_context(served(app, port))
         yield SmallStack(app, url, settings.redis_url, stand_in.url, folder)
+
+
+@contextmanager
+def stack_of_its_own(
+    request: pytest.FixtureRequest, factory: pytest.TempPathFactory
+) -> Iterator[SmallStack]:
+    """On SQLite and a Redis that nobody else uses."""
+    folder = factory.mktemp("stack")
+    with servers.redis(folder / "redis") as redis_url:
+        settings = prepared(request, factory, redis_url, "sqlite")
+        with small_stack(settings, folder) as stack:
+            yield stack
+
+
+def dispatch_of(customer: Caller, job: Json) -> str:
+    with customer.backend.databases.central(read_only=True) as session:
+        found = dispatches.find_by_job(session, customer.person.tenant_id, UUID(job["id"]))
+    assert found is not None
+    return str(found.id)

@@ -1,37 +1,30 @@
 """What an operator sees of a worker with Celery's tools, and can order it to do."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from uuid import UUID
 
 import pytest
-import requests
 from celery import Celery
 from redis import Redis
 
-from models import dispatches
-from scripts import servers
-from scripts.server_process import Program, running
 from tests.gpu_worker.small_stack import (
-    CODE,
     FLEET,
     OTHER_FLEET,
     SmallStack,
     WorkerProcess,
     await_status,
+    dispatch_of,
     job_of,
     order_card,
-    small_stack,
+    stack_of_its_own,
     until,
 )
 from tests.webapp.calls import Caller, Json
-from tests.webapp.conftest import prepared
 
 INSPECT_SECONDS = 5.0
 
@@ -40,11 +33,8 @@ INSPECT_SECONDS = 5.0
 def stack(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SmallStack]:
-    folder = tmp_path_factory.mktemp("stack")
-    with servers.redis(folder / "redis") as redis_url:
-        settings = prepared(request, tmp_path_factory, redis_url, "sqlite")
-        with small_stack(settings, folder) as stack:
-            yield stack
+    with stack_of_its_own(request, tmp_path_factory) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +58,6 @@ def ada(stack: SmallStack) -> Caller:
 def redis(stack: SmallStack) -> Iterator[Redis]:
     with Redis.from_url(stack.redis_url) as redis:
         yield redis
-
-
-def dispatch_of(customer: Caller, job: Json) -> str:
-    with customer.backend.databases.central(read_only=True) as session:
-        found = dispatches.find_by_job(session, customer.person.tenant_id, UUID(job["id"]))
-    assert found is not None
-    return str(found.id)
 
 
 def asked(celery: Celery, worker: WorkerProcess, question: str) -> Any:
@@ -195,16 +178,6 @@ def test_it_can_be_told_to_take_no_more_tickets_and_to_go_on(
 # With the programs that people use
 
 
-def celery_environment(stack: SmallStack) -> dict[str, str]:
-    settings = stack.backend.settings
-    given = ("central_url", "pool_urls", "redis_url", "storage_url", "secret_key")
-    return {
-        **{f"COMFYFLEET_{name.upper()}": str(getattr(settings, name)) for name in given},
-        "PYTHONPATH": str(CODE),
-        "PATH": os.defpath,
-    }
-
-
 def test_the_celery_command_asks_for_the_current_job(
     stack: SmallStack, worker: WorkerProcess, ada: Caller
 ) -> None:
@@ -213,7 +186,7 @@ def test_the_celery_command_asks_for_the_current_job(
     command = ["celery", "-A", "tasks.app", "inspect", "current_job", "--json", "-d", worker.node]
     done = subprocess.run(
         [sys.executable, "-m", *command],
-        env=celery_environment(stack),
+        env=stack.control_environment(),
         capture_output=True,
         text=True,
         timeout=30,
@@ -221,42 +194,3 @@ def test_the_celery_command_asks_for_the_current_job(
     ada.post(f"/api/ai-jobs/{job['id']}/cancel")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)[worker.node]["job_id"] == job["id"]
-
-
-@contextmanager
-def flower(stack: SmallStack) -> Iterator[str]:
-    environment = celery_environment(stack) | {"FLOWER_UNAUTHENTICATED_API": "true"}
-    program = Program(name="Flower", log=stack.folder / "flower.log", environment=environment)
-    command = [sys.executable, "-m", "celery", "-A", "tasks.app", "flower", "--address=127.0.0.1"]
-
-    def answers(port: int, _: int) -> bool:
-        try:
-            return requests.get(f"http://127.0.0.1:{port}/healthcheck", timeout=2).ok
-        except requests.ConnectionError:
-            return False
-
-    with running(program, lambda port: [*command, f"--port={port}"], answers) as port:
-        yield f"http://127.0.0.1:{port}"
-
-
-def test_flower_shows_the_worker_and_the_job(
-    stack: SmallStack, worker: WorkerProcess, ada: Caller
-) -> None:
-    with flower(stack) as url:
-        for page in ("/", "/workers", "/tasks", "/broker"):
-            assert requests.get(f"{url}{page}", timeout=10).status_code == 200
-
-        def workers() -> Any:
-            return requests.get(f"{url}/api/workers", timeout=10).json()
-
-        until("it knows the worker", lambda: worker.node in workers())
-        job = order_card(ada)
-
-        def tasks() -> list[Json]:
-            found = requests.get(f"{url}/api/tasks", timeout=10).json().values()
-            return [task for task in found if job["id"] in str(task["result"])]
-
-        [task] = until("it knows the job", tasks)
-    assert task["state"] == "SUCCESS"
-    assert task["worker"] == worker.node
-    assert dispatch_of(ada, job) in task["args"]

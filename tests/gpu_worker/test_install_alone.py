@@ -6,7 +6,6 @@ that is not needed, directly or in turn, by the extra `worker`.
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -15,10 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from models.settings import Settings
-from scripts import servers
-from tests.gpu_worker.small_stack import CODE, await_status, order_card, small_stack
-from tests.webapp.conftest import prepared
+from tests.gpu_worker.small_stack import CODE, await_status, order_card, stack_of_its_own
 
 BARE_MACHINE = Path(__file__).with_name("bare_machine.py")
 #: Ours that stay at home, and some of those that would bring a database or a web server along.
@@ -91,20 +87,17 @@ def test_without_settings_it_says_what_it_needs(command: list[str]) -> None:
     assert "COMFYFLEET_BACKEND_URL is not set" in ran(*command, exit_code=2)
 
 
-@pytest.fixture
-def settings(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Settings]:
-    with servers.redis(tmp_path_factory.mktemp("redis")) as redis_url:
-        yield prepared(request, tmp_path_factory, redis_url, "sqlite")
-
-
 @pytest.mark.slow
 def test_it_joins_and_finishes_a_job(
-    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = on_a_bare_machine("scripts.cli", "gpu-worker")
-    with small_stack(settings, tmp_path) as stack, stack.worker("w1", command) as worker:
+    with (
+        stack_of_its_own(request, tmp_path_factory) as stack,
+        stack.worker("w1", command) as worker,
+    ):
         idle_mb = worker.memory_mb
         ada = stack.customer()
         await_status(ada, order_card(ada), "completed")
