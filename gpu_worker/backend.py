@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import requests
+from gpu_worker.wire import Answer, HTTPException, Wire
 
 logger = logging.getLogger(__name__)
 
@@ -96,13 +96,12 @@ class Backend:
         on_token: Callable[[str], None] = lambda _token: None,
         read_seconds: float = _READ_SECONDS,
     ) -> None:
-        self._url = url.rstrip("/") + "/api/worker/"
+        self._wire = Wire(url.rstrip("/") + "/api/worker", connect_seconds=_CONNECT_SECONDS)
         self._membership = membership
-        self._own = threading.local()
         self._registering = threading.Lock()
         self._has_left = False
         self._on_token = on_token
-        self._timeout = (_CONNECT_SECONDS, read_seconds)
+        self._read_seconds = read_seconds
         self.token = token
 
     def register(self) -> dict[str, Any]:
@@ -167,33 +166,25 @@ class Backend:
     def _authorization(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"}
 
-    def _send(self, name: str, body: dict[str, Any], headers: dict[str, str]) -> requests.Response:
-        if not hasattr(self._own, "session"):
-            self._own.session = requests.Session()
-            self._own.session.trust_env = False  # no proxy, no .netrc: looking costs time
+    def _send(self, name: str, body: dict[str, Any], headers: dict[str, str]) -> Answer:
         try:
-            response: requests.Response = self._own.session.post(
-                self._url + name,
-                json=body,
-                headers=headers,
-                timeout=self._timeout,
-                allow_redirects=False,
+            return self._wire.ask(
+                "POST", f"/{name}", body=body, headers=headers, seconds=self._read_seconds
             )
-        except (requests.RequestException, OSError) as error:
+        except (HTTPException, OSError) as error:
             raise Unreachable(f"{name}: {type(error).__name__}") from error
-        return response
 
-    def _answer(self, response: requests.Response) -> dict[str, Any]:
-        if response.status_code == 204:
+    def _answer(self, answer: Answer) -> dict[str, Any]:
+        status = answer.status
+        if status == 204:
             return {}
         try:
-            found = response.json()
+            found = answer.json()
         except ValueError:
             found = None
-        status = response.status_code
         if not isinstance(found, dict) or status >= 500 or 300 <= status < 400:
             raise Unreachable(f"The webapp answered with status {status}.")
-        if response.ok:
+        if answer.is_good:
             return found
         code, detail = str(found.get("code")), str(found.get("detail"))
         if status == 429:

@@ -22,6 +22,7 @@ from requests.adapters import HTTPAdapter
 
 from gpu_worker.multipart import FileForm
 from gpu_worker.provider import Unwell
+from gpu_worker.wire import Answer, HTTPException, Wire
 
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
@@ -63,6 +64,7 @@ class Queue:
 class ComfyUI:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
+        self.wire = Wire(self.url, connect_seconds=CONNECT_SECONDS)
         self.session = requests.Session()
         self.session.trust_env = False  # a proxy of the machine is not for the server beside us
         adapter = HTTPAdapter(pool_connections=1, pool_maxsize=4)
@@ -71,6 +73,7 @@ class ComfyUI:
 
     def close(self) -> None:
         self.session.close()
+        self.wire.close()
 
     def stats(self, *, seconds: float) -> dict[str, Any]:
         return self._object("GET", "/system_stats", seconds=seconds)
@@ -106,15 +109,14 @@ class ComfyUI:
     def upload(self, path: Path, *, name: str, check: Callable[[], None]) -> str:
         """The name under which a graph finds the file. It need not be the one asked for."""
         form = FileForm(path, field="image", name=name, check=check)
-        answer = self._parsed(
-            self._send(
-                "POST",
-                "/upload/image",
-                data=form,
-                headers={"Content-Type": form.content_type},
-                seconds=TRANSFER_SECONDS,
-            )
+        sent = self._send(
+            "POST",
+            "/upload/image",
+            data=form,
+            headers={"Content-Type": form.content_type},
+            seconds=TRANSFER_SECONDS,
         )
+        answer = _parsed(sent.content)
         given, folder = answer.get("name"), answer.get("subfolder")
         if not isinstance(given, str):
             raise Unwell("ComfyUI took a file and did not name it.")
@@ -143,52 +145,62 @@ class ComfyUI:
     def _object(
         self, method: str, path: str, *, body: Any = None, seconds: float = ANSWER_SECONDS
     ) -> dict[str, Any]:
-        return self._parsed(self._ask(method, path, body=body, seconds=seconds))
+        return _parsed(self._ask(method, path, body=body, seconds=seconds).body)
 
     def _ask(
         self, method: str, path: str, *, body: Any = None, seconds: float = ANSWER_SECONDS
-    ) -> requests.Response:
-        if body is None:
-            return self._send(method, path, seconds=seconds)
-        return self._send(method, path, json=body, seconds=seconds)
-
-    def _send(self, method: str, path: str, *, seconds: float, **given: Any) -> requests.Response:
+    ) -> Answer:
         try:
-            response = self._request(method, path, seconds=seconds, **given)
-        except requests.Timeout as error:
+            answer = self._asked(method, path, body=body, seconds=seconds)
+        except TimeoutError as error:
             raise NoAnswer(f"ComfyUI did not answer {method} {path}.", trace=str(error)) from error
-        except requests.RequestException as error:
+        except (HTTPException, OSError) as error:
             raise Gone("ComfyUI is not reachable.", trace=str(error)) from error
-        if response.status_code >= 500:
-            raise Unwell(
-                f"ComfyUI answered {response.status_code} to {method} {path}.",
-                trace=response.text,
-            )
-        if response.status_code >= 400:
-            raise Refused(response.status_code, response.text)
-        return response
+        _require_good(f"{method} {path}", answer.status, answer.text)
+        return answer
 
-    def _request(
-        self, method: str, path: str, *, seconds: float, **given: Any
-    ) -> requests.Response:
-        timeout = (min(CONNECT_SECONDS, seconds), seconds)
+    def _asked(self, method: str, path: str, *, body: Any, seconds: float) -> Answer:
         try:
-            return self.session.request(method, self.url + path, timeout=timeout, **given)
-        except requests.ConnectionError:
+            return self.wire.ask(method, path, body=body, seconds=seconds)
+        except TimeoutError:
+            raise
+        except (HTTPException, OSError):
             # A connection kept since before ComfyUI restarted breaks once. Reading twice is
             # harmless; a prompt sent twice would run twice.
             if method != "GET":
                 raise
-            return self.session.request(method, self.url + path, timeout=timeout, **given)
+            return self.wire.ask(method, path, body=body, seconds=seconds)
 
-    def _parsed(self, response: requests.Response) -> dict[str, Any]:
+    def _send(self, method: str, path: str, *, seconds: float, **given: Any) -> requests.Response:
+        """For files, which are too large to be held in memory."""
+        timeout = (min(CONNECT_SECONDS, seconds), seconds)
         try:
-            answer = json.loads(response.content)
-        except ValueError as error:
-            raise Unwell("ComfyUI answered something that is no JSON.", trace=str(error)) from error
-        if not isinstance(answer, dict):
-            raise Unwell("ComfyUI answered something that is no JSON object.")
-        return answer
+            response = self.session.request(method, self.url + path, timeout=timeout, **given)
+        except requests.Timeout as error:
+            raise NoAnswer(f"ComfyUI did not answer {method} {path}.", trace=str(error)) from error
+        except requests.RequestException as error:
+            raise Gone("ComfyUI is not reachable.", trace=str(error)) from error
+        _require_good(f"{method} {path}", response.status_code, response)
+        return response
+
+
+def _require_good(call: str, status: int, body: str | requests.Response) -> None:
+    if status < 400:
+        return
+    told = body if isinstance(body, str) else body.text
+    if status >= 500:
+        raise Unwell(f"ComfyUI answered {status} to {call}.", trace=told)
+    raise Refused(status, told)
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(content)
+    except ValueError as error:
+        raise Unwell("ComfyUI answered something that is no JSON.", trace=str(error)) from error
+    if not isinstance(answer, dict):
+        raise Unwell("ComfyUI answered something that is no JSON object.")
+    return answer
 
 
 def _ids(items: object) -> list[str]:

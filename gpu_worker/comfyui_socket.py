@@ -10,6 +10,7 @@ the older closes, ComfyUI forgets the newer.
 import contextlib
 import json
 import logging
+import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +68,17 @@ class ProgressSocket:
             self._broke("closed by ComfyUI")
         return _message(content) if kind == websocket.ABNF.OPCODE_TEXT else None
 
+    def drain(self) -> None:
+        """Drop what came while nobody listened. A socket that was closed meanwhile is not open."""
+        while (connection := self.connection) and _has_news(connection):
+            try:
+                kind, _ = connection.recv_data()
+            except (websocket.WebSocketException, OSError):
+                kind = websocket.ABNF.OPCODE_CLOSE
+            if kind == websocket.ABNF.OPCODE_CLOSE:
+                connection.shutdown()  # type: ignore[no-untyped-call]
+                self.connection = None
+
     def close(self) -> None:
         if self.connection is not None:
             # Said, but not waited for: the answer is of no use to us.
@@ -86,6 +98,30 @@ class ProgressSocket:
         if self.connection is not None:
             self.connection.shutdown()  # type: ignore[no-untyped-call]
             self.connection = None
+
+
+def _has_news(connection: websocket.WebSocket) -> bool:
+    return connection.sock is not None and bool(select.select([connection.sock], [], [], 0)[0])
+
+
+class KeptSocket:
+    """One socket for run after run: opening it would cost each of them two round trips."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._socket: ProgressSocket | None = None
+
+    def ready(self) -> ProgressSocket:
+        """Open, if that can be had, and with nothing of earlier runs waiting in it."""
+        if self._socket is not None:
+            self._socket.drain()
+        if self._socket is None or not self._socket.is_open:
+            self._socket = ProgressSocket(self._url)  # with an id that no other socket had
+        return self._socket
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from uuid import uuid4
 from gpu_worker import comfyui_errors, graph, leftovers, outputs
 from gpu_worker.cancellation import cancel
 from gpu_worker.comfyui import ComfyUI, Refused
-from gpu_worker.comfyui_socket import opened
+from gpu_worker.comfyui_socket import KeptSocket
 from gpu_worker.comfyui_watch import Stalled, Stalls, Watch
 from gpu_worker.graph import Graph, Meter
 from gpu_worker.outputs import Output, SavedText
@@ -46,6 +46,7 @@ class SelfHosted:
         tidy_folder: Path | None = None,
     ) -> None:
         self.comfyui = ComfyUI(url)
+        self.socket = KeptSocket(self.comfyui.url)
         self.stalls = Stalls(running_seconds=stall_seconds, queued_seconds=queue_stall_seconds)
         self.canary_seconds = canary_seconds
         self.tidy_folder = tidy_folder
@@ -53,6 +54,7 @@ class SelfHosted:
         self.not_ended: set[str] = set()  # prompts given up that may still be at work
 
     def close(self) -> None:
+        self.socket.close()
         self.comfyui.close()
 
     def take_over(self, folder: Path) -> None:
@@ -94,32 +96,30 @@ class SelfHosted:
         stalls: Stalls,
     ) -> dict[str, Any]:
         """Run a graph; its history entry, whether it succeeded or failed."""
-        with opened(self.comfyui.url) as socket:
-            patience.check()
-            try:
-                accepted = self.comfyui.submit(
-                    filled, prompt_id=prompt_id, client_id=socket.client_id
-                )
-                prompt_id = accepted.prompt_id  # an older ComfyUI makes its own
-                if accepted.node_errors:
-                    raise comfyui_errors.partial_acceptance(accepted.node_errors, names=names)
-                return Watch(
-                    self.comfyui,
-                    socket,
-                    prompt_id=prompt_id,
-                    meter=Meter(filled),
-                    progress=progress,
-                    patience=patience,
-                    stalls=stalls,
-                ).until_end()
-            except Refused as refused:
-                raise comfyui_errors.refusal(refused.status, refused.body, names=names) from None
-            except BaseException as trouble:
-                if not cancel(self.comfyui, prompt_id):
-                    self.not_ended.add(prompt_id)
-                if self.not_ended or isinstance(trouble, Stalled):
-                    self.suspicious = True
-                raise
+        socket = self.socket.ready()
+        patience.check()
+        try:
+            accepted = self.comfyui.submit(filled, prompt_id=prompt_id, client_id=socket.client_id)
+            prompt_id = accepted.prompt_id  # an older ComfyUI makes its own
+            if accepted.node_errors:
+                raise comfyui_errors.partial_acceptance(accepted.node_errors, names=names)
+            return Watch(
+                self.comfyui,
+                socket,
+                prompt_id=prompt_id,
+                meter=Meter(filled),
+                progress=progress,
+                patience=patience,
+                stalls=stalls,
+            ).until_end()
+        except Refused as refused:
+            raise comfyui_errors.refusal(refused.status, refused.body, names=names) from None
+        except BaseException as trouble:
+            if not cancel(self.comfyui, prompt_id):
+                self.not_ended.add(prompt_id)
+            if self.not_ended or isinstance(trouble, Stalled):
+                self.suspicious = True
+            raise
 
     def _end_what_was_given_up(self) -> None:
         for prompt_id in list(self.not_ended):

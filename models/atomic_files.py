@@ -29,10 +29,21 @@ def publish(file: IO[bytes], target: Path, *, root: Path) -> None:
     os.utime(file.fileno(), ns=(time.time_ns(), time.time_ns()))
     os.fsync(file.fileno())
     os.replace(file.name, target)
-    for folder in target.parents:  # the name, and the folders that may be new, are data too
-        _sync(folder)
-        if folder == root:
+    _sync(target.parent)  # the name is data too,
+    for folder in target.parents:  # and so are the names of the folders it lies in
+        if folder == root or folder in _kept:
             break
+        _sync(folder.parent)
+        _keep(folder)
+
+
+_kept: set[Path] = set()  # folders whose names are on disk; one that was removed is never made again
+
+
+def _keep(folder: Path) -> None:
+    if len(_kept) > 10_000:  # bounded: syncing once too often does no harm
+        _kept.clear()
+    _kept.add(folder)
 
 
 def last_written(path: Path) -> float:

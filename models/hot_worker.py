@@ -14,7 +14,7 @@ from uuid import UUID
 
 from models import lanes
 from models.base import row_id, utcnow
-from models.dispatches import Dispatch, DispatchStatus
+from models.dispatches import Dispatch, DispatchStatus, Lease
 from models.files import Output
 from models.hot_path import LOCK_WALLET, spell_out
 from models.jobs import Job, JobStatus
@@ -42,6 +42,22 @@ IDENTIFY_WORKER = Prepared(
     WHERE w.token_hash = %(hash)s AND w.is_approved
     """,
     {"hash": "text"},
+)
+
+# A lease, or the note that a job runs, that a crash of the database loses is taken for one that
+# was never given: the job is leased again. So these two do not wait for the disk. Money does.
+NO_WAIT_FOR_DISK = Prepared(
+    "no_wait_for_disk", "SELECT set_config('synchronous_commit', 'off', true)", {}
+)
+
+HELD = Prepared(
+    "held_dispatch",
+    f"""
+    SELECT {", ".join(Dispatch.__table__.columns.keys())} FROM ai_job_dispatches
+    WHERE id = %(dispatch_id)s AND lease_token = %(token)s AND status = 'leased'
+      AND (%(fleet_id)s IS NULL OR fleet_id = %(fleet_id)s)
+    """,  # noqa: S608 - names of our own columns
+    {"dispatch_id": "uuid", "token": "uuid", "fleet_id": "uuid"},
 )
 
 START = Prepared(
@@ -140,6 +156,18 @@ _NOTE_LEASE = """
 """
 
 
+def held(databases: Databases, lease: Lease) -> Dispatch | None:
+    """The dispatch of a lease that is good; None if anything is to be said about it. A copy."""
+    values = {"dispatch_id": lease.dispatch_id, "token": lease.token, "fleet_id": lease.fleet_id}
+    return _copy_of(round_trip(databases.engine("central"), HELD, values=values))
+
+
+def _copy_of(row: tuple[Any, ...] | None) -> Dispatch | None:
+    if row is None:
+        return None
+    return Dispatch(**dict(zip(Dispatch.__table__.columns.keys(), row, strict=True)))
+
+
 def identify(databases: Databases, token: str) -> Identity | None:
     values = {"hash": token_hash(token), "seconds": SEEN_SECONDS}
     row = round_trip(databases.engine("central"), SEE_WORKER, IDENTIFY_WORKER, values=values)
@@ -164,10 +192,8 @@ def lease(
     statement, constants = _lease_statement(tuple(sorted(set(providers))))
     values = lanes.lease_values(fleet_id, workflow_ids, worker_id, lease_seconds, utcnow())
     values |= constants | {"audit_id": row_id()}
-    row = round_trip(databases.engine("central"), statement, values=values)
-    if row is None:
-        return None
-    return Dispatch(**dict(zip(Dispatch.__table__.columns.keys(), row, strict=True)))
+    central = databases.engine("central")
+    return _copy_of(round_trip(central, NO_WAIT_FOR_DISK, statement, values=values))
 
 
 @cache
@@ -182,8 +208,9 @@ def start(databases: Databases, tenant_id: UUID, job_id: UUID) -> Job | None:
 
     Only what a lease needs of the job is filled in.
     """
+    pool = _pool(databases, tenant_id)
     values = {"app_tenant": str(tenant_id), "job_id": job_id, "now": utcnow()}
-    row = round_trip(_pool(databases, tenant_id), NAME_TENANT, START, values=values)
+    row = round_trip(pool, NAME_TENANT, NO_WAIT_FOR_DISK, START, values=values)
     if row is None:
         return None
     columns = ("id", "tenant_id", "user_id", "status", "video_id", "input_payload")

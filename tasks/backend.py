@@ -22,6 +22,9 @@ class BriefMemory:
         until, value = self._known.get(key, (0.0, None))
         return value if time.monotonic() < until else None
 
+    def forget(self, key: str) -> None:
+        self._known.pop(key, None)
+
     def put(self, key: str, value: Any) -> None:
         if len(self._known) > 1000:  # bounded: it is only read again
             self._known.clear()
@@ -37,6 +40,7 @@ class Backend:
     bell: Bell
     offers: BriefMemory  # effects as read a moment ago (submission.py)
     workflows: BriefMemory  # likewise (uploads.py)
+    workers: BriefMemory  # workers by their tokens (webapp/auth.py)
     loads: BriefMemory  # how busy fleets are (heartbeats.py)
 
     @classmethod
@@ -50,6 +54,7 @@ class Backend:
             bell=Bell(settings.redis_url, later),
             offers=BriefMemory(settings.catalog_seconds),
             workflows=BriefMemory(settings.catalog_seconds),
+            workers=BriefMemory(settings.catalog_seconds),
             loads=BriefMemory(5),
         )
 

@@ -182,6 +182,9 @@ def settle(
 
 def check(backend: Backend, lease: Lease, *, requeued: bool = False) -> Dispatch:
     """The dispatch of a lease, or LeaseLost."""
+    databases = backend.databases
+    if databases.on_postgres and (held := hot_worker.held(databases, lease)):
+        return held
     with backend.databases.central(read_only=True) as session:
         return dispatches.check(session, lease, requeued=requeued)
 

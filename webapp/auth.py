@@ -34,17 +34,22 @@ def let_workers_in(blueprint: Blueprint, *, entrance: str) -> Blueprint:
         if request.endpoint == f"{blueprint.name}.{entrance}":
             limit_request()
         else:
-            identify_worker()
+            # Heartbeats bring the newest word on draining; the others may rely on an older one.
+            identify_worker(anew=request.endpoint == f"{blueprint.name}.heartbeat")
             limit_worker()
 
     blueprint.before_request(check)
     return blueprint
 
 
-def identify_worker() -> None:
+def identify_worker(*, anew: bool) -> None:
     token, databases = bearer_token(), backend().databases
+    if not anew and (remembered := backend().workers.get(token)):
+        g.worker = remembered
+        return
     if databases.on_postgres and (known := hot_worker.identify(databases, token)):
         g.worker = known
+        backend().workers.put(token, known)
         return
     with databases.central(read_only=True) as session:
         try:

@@ -37,7 +37,7 @@ SECRET_HEADER = {"in": "header", "name": "X-Fleet-Secret", "schema": {"type": "s
 
 
 @blueprint.post("/register")
-@blueprint.arguments(RegisterSchema)
+@blueprint.arguments(RegisterSchema())
 @blueprint.response(201, RegisteredSchema)
 @blueprint.alt_response(401, "UNAUTHORIZED")
 @blueprint.alt_response(403, "FORBIDDEN")
@@ -64,7 +64,7 @@ def register(new: dict[str, Any]) -> dict[str, Any]:
 
 
 @blueprint.post("/poll")
-@blueprint.arguments(PollSchema)
+@blueprint.arguments(PollSchema())
 @blueprint.response(200, LeasedSchema)
 @blueprint.alt_response(204, description="Nothing waits for this worker.")
 def poll(asked: dict[str, Any]) -> Response:
@@ -100,7 +100,7 @@ def lease_shape(leased: leasing.Leased) -> dict[str, Any]:
 
 
 @blueprint.post("/heartbeat")
-@blueprint.arguments(HeartbeatSchema)
+@blueprint.arguments(HeartbeatSchema())
 @blueprint.response(200, HeartbeatAnswerSchema)
 @blueprint.alt_response(409, "CONFLICT")
 def heartbeat(told: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def lease_in(report: dict[str, Any]) -> Lease:
 
 
 @blueprint.post("/complete")
-@blueprint.arguments(CompleteSchema)
+@blueprint.arguments(CompleteSchema())
 @blueprint.response(200, StatusSchema)
 @blueprint.alt_response(409, "CONFLICT")
 def complete(report: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def complete(report: dict[str, Any]) -> dict[str, Any]:
 
 
 @blueprint.post("/fail")
-@blueprint.arguments(FailSchema)
+@blueprint.arguments(FailSchema())
 @blueprint.response(200, StatusSchema)
 @blueprint.alt_response(409, "CONFLICT")
 def fail(report: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def fail(report: dict[str, Any]) -> dict[str, Any]:
 
 
 @blueprint.post("/requeue")
-@blueprint.arguments(RequeueSchema)
+@blueprint.arguments(RequeueSchema())
 @blueprint.response(200, StatusSchema)
 @blueprint.alt_response(409, "CONFLICT")
 def requeue(report: dict[str, Any]) -> dict[str, Any]:
@@ -169,3 +169,4 @@ def requeue(report: dict[str, Any]) -> dict[str, Any]:
 def deregister() -> None:
     """Leave the fleet. What the worker still held is leased to others at once"""
     registration.deregister(backend(), worker())
+    backend().workers.forget(bearer_token())
