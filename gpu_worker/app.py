@@ -142,7 +142,7 @@ def install(app: Celery, tickets: Tickets, tools: Tools, door: Door, stopping: S
 def start(app: Celery, *, queue: str, worker_id: str) -> int:
     """Work until stopped; the exit code. The node's name is part of what its ACL allows."""
     worker = app.Worker(
-        hostname=f"gpu@{queue}-{worker_id}",
+        hostname=f"gpu@{queue}.{worker_id}",
         pool="threads",
         concurrency=1,
         queues=[queue],

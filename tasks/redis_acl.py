@@ -81,7 +81,8 @@ class FleetUser:
             "(+lpush ~*.reply.celery.pidbox)",
             "(+evalsha +sadd +zadd ~_kombu.binding.celery.pidbox ~_kombu.binding_deadlines)",
             "(+srem ~_kombu.binding.celery.pidbox ~_kombu.binding_permanent.celery.pidbox)",
-            f"(+llen +del ~gpu@{self.slug}-*.celery.pidbox)",
+            # The dot ends the slug: none has one, and a fleet's name may begin as another's.
+            f"(+llen +del ~gpu@{self.slug}.*.celery.pidbox)",
         ]
 
 

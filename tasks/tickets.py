@@ -56,7 +56,7 @@ class Bell:
 
     def nudge(self, fleet_slug: str, worker_id: str) -> None:
         """Something has changed that this worker should ask about now. A hint, like a ticket."""
-        self._later.add(self._nudge, f"gpu@{fleet_slug}-{worker_id}")
+        self._later.add(self._nudge, f"gpu@{fleet_slug}.{worker_id}")
 
     def _nudge(self, nodes: list[str]) -> None:
         try:

@@ -123,7 +123,7 @@ def test_a_notice_of_the_instance_hands_the_job_back(
 
 
 def tell_over_celery(house: House, worker: int, command: str, **options: Any) -> Any:
-    node = f"gpu@gpu-default-{house.stack.worker_names[worker]}"
+    node = f"gpu@gpu-default.{house.stack.worker_names[worker]}"
     with (
         Celery(broker=house.stack.redis_url, set_as_current=False) as celery,
         celery.connection_for_write() as connection,  # kept ones may be older than this Redis

@@ -103,7 +103,7 @@ class SmallStack:
             name="The worker", log=self.folder / f"{worker_id}.log", environment=environment
         )
         process = program.start(command or [sys.executable, "-m", "gpu_worker"])
-        node = f"gpu@{environment['COMFYFLEET_FLEET_SLUG']}-{worker_id}"
+        node = f"gpu@{environment['COMFYFLEET_FLEET_SLUG']}.{worker_id}"
         worker = WorkerProcess(worker_id, node, program, process)
         try:
             until("the worker is ready", lambda: worker.said(f"{node} ready."))

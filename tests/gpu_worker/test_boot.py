@@ -11,7 +11,7 @@ from tests.gpu_worker.backend_replies import dropped, problem
 from tests.gpu_worker.backend_stand_in import BackendStandIn, backend_stand_in
 from tests.gpu_worker.booted import booted
 
-READY = "gpu@cards-w1 ready."
+READY = "gpu@cards.w1 ready."
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def test_a_worker_answers_while_it_works(
 
 def test_its_name_says_its_fleet_and_itself(worker: WorkerProcess, celery: Celery) -> None:
     assert celery.control.ping(timeout=INSPECT_SECONDS, limit=1) == [
-        {f"gpu@{FLEET}-w1": {"ok": "pong"}}
+        {f"gpu@{FLEET}.w1": {"ok": "pong"}}
     ]
 
 

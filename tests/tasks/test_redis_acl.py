@@ -118,6 +118,9 @@ def test_a_confined_worker_does_everything_and_is_refused_nothing(
     assert refusals(admin) == []
 
 
+#: Of a fleet whose name begins as ours does.
+OTHER_MAILBOX = f"gpu@{OTHER_FLEET}.w1.celery.pidbox"
+
 Deed = Callable[[Redis], Any]
 
 FORBIDDEN: dict[str, Deed] = {
@@ -127,6 +130,8 @@ FORBIDDEN: dict[str, Deed] = {
     "read what another fleet has at work": lambda r: r.hget(f"{OTHER_FLEET}.unacked", "x"),
     "forget what another fleet has at work": lambda r: r.delete(f"{OTHER_FLEET}.unacked_index"),
     "hold another fleet's lock": lambda r: r.set(f"{OTHER_FLEET}.unacked_mutex", "x"),
+    "look into the mailbox of another fleet": lambda r: r.llen(OTHER_MAILBOX),
+    "empty the mailbox of another fleet": lambda r: r.delete(OTHER_MAILBOX),
     "unbind another fleet": lambda r: r.delete(f"_kombu.binding.{OTHER_FLEET}"),
     "give the control worker a task": lambda r: r.lpush("control", "x"),
     "read what the control worker does": lambda r: r.hget("unacked", "x"),
