@@ -4,12 +4,15 @@ submitting jobs        their dispatch is created (again), and they are queued
 submitting for long    failed and refunded
 expired leases         queued again, or failed and refunded when that was the last try
 lost tickets           rung again, until a fleet has one for every job that waits
+
+Each step, each pool and each item fails alone: what is away holds up nobody else.
 """
 
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import select
@@ -42,23 +45,23 @@ class Reconciled:
 def run_once(backend: Backend, *, now: datetime | None = None) -> Reconciled:
     now = now or utcnow()
     return Reconciled(
-        orphans_refunded=refund_orphans(backend, now=now),
-        healed=heal_submitting(backend, now=now),
-        leases_taken_back=take_back_leases(backend, now=now),
-        given_up=give_up_exhausted(backend, now=now),
-        tickets_rung=ring_for_waiting(backend),
+        orphans_refunded=guarded("orphans", partial(refund_orphans, backend, now=now)),
+        healed=guarded("submitting jobs", partial(heal_submitting, backend, now=now)),
+        leases_taken_back=guarded("expired leases", partial(take_back_leases, backend, now=now)),
+        given_up=guarded("exhausted jobs", partial(give_up_exhausted, backend, now=now)),
+        tickets_rung=guarded("lost tickets", partial(ring_for_waiting, backend)),
     )
 
 
 def heal_submitting(backend: Backend, *, now: datetime) -> int:
-    waiting = _submitting_since(backend, now - timedelta(seconds=GRACE_SECONDS))
-    return each(waiting, lambda job: ensure_dispatch(backend, job))
+    before = now - timedelta(seconds=GRACE_SECONDS)
+    return _each_submitting(backend, before, lambda job: ensure_dispatch(backend, job))
 
 
 def refund_orphans(backend: Backend, *, now: datetime) -> int:
     """Nobody could dispatch them in time: give the tokens back."""
-    timeout = timedelta(seconds=backend.settings.submitting_timeout_seconds)
-    return each(_submitting_since(backend, now - timeout), lambda job: _refund(backend, job))
+    before = now - timedelta(seconds=backend.settings.submitting_timeout_seconds)
+    return _each_submitting(backend, before, lambda job: _refund(backend, job))
 
 
 def _refund(backend: Backend, orphan: Job) -> bool:
@@ -75,17 +78,23 @@ def _refund(backend: Backend, orphan: Job) -> bool:
     return job.status == JobStatus.FAILED
 
 
-def _submitting_since(backend: Backend, before: datetime) -> list[Job]:
-    found: list[Job] = []
-    for pool in backend.databases.pools:
-        with backend.databases.pool(pool) as session:
-            found += session.scalars(
+def _each_submitting(backend: Backend, before: datetime, step: Callable[[Job], bool]) -> int:
+    def in_pool(pool: str) -> int:
+        return each(_submitting_since(backend, pool, before), step)
+
+    return in_every_pool(backend, in_pool)
+
+
+def _submitting_since(backend: Backend, pool: str, before: datetime) -> list[Job]:
+    with backend.databases.pool(pool) as session:
+        return list(
+            session.scalars(
                 select(Job)
                 .where(Job.status == JobStatus.SUBMITTING, Job.created_at <= before)
                 .order_by(Job.created_at)
                 .limit(BATCH)
             )
-    return found
+        )
 
 
 def take_back_leases(backend: Backend, *, now: datetime) -> int:
@@ -146,3 +155,16 @@ def each(items: Iterable[Item], step: Callable[[Item], bool]) -> int:
         except Exception:
             logger.exception("Could not carry on with %r; the next run tries again.", item)
     return done
+
+
+def in_every_pool(backend: Backend, step: Callable[[str], int]) -> int:
+    return sum(guarded(f"the pool {pool}", partial(step, pool)) for pool in backend.databases.pools)
+
+
+def guarded(what: str, step: Callable[[], int]) -> int:
+    """How much a step did; nothing if something it needs is away. The others go on."""
+    try:
+        return step()
+    except Exception:
+        logger.exception("Could not carry on with %s; the next run tries again.", what)
+        return 0

@@ -1,13 +1,17 @@
-"""Remove what nobody will come back for: unfinished uploads, deleted files."""
+"""Remove what nobody will come back for: unfinished uploads, deleted files.
+
+Each step and each pool fails alone, as in reconcile.py.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from models import files, object_paths
 from models.base import utcnow
 from models.files import File, FileStatus
 from tasks.backend import Backend
-from tasks.reconcile import each
+from tasks.reconcile import each, guarded, in_every_pool
 
 BATCH = 1000
 
@@ -21,12 +25,14 @@ class Swept:
 def run_once(backend: Backend, *, now: datetime | None = None) -> Swept:
     now = now or utcnow()
     before = now - timedelta(seconds=backend.settings.upload_timeout_seconds)
-    swept = Swept()
-    for pool in backend.databases.pools:
-        swept.uploads_given_up += _give_up_uploads(backend, pool, before=before)
-        swept.objects_deleted += purge_deleted(backend, pool)
-    swept.objects_deleted += _clear_quarantine(backend, before=before)
-    backend.store.sweep_unfinished(before)
+    swept = Swept(
+        uploads_given_up=in_every_pool(backend, partial(_give_up_uploads, backend, before=before)),
+        objects_deleted=in_every_pool(backend, partial(purge_deleted, backend)),
+    )
+    swept.objects_deleted += guarded(
+        "the quarantine", partial(_clear_quarantine, backend, before=before)
+    )
+    guarded("unfinished objects", partial(backend.store.sweep_unfinished, before))
     return swept
 
 
