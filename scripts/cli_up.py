@@ -1,6 +1,7 @@
 """`comfyfleet up`: everything on one machine, until Ctrl-C."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,16 +83,17 @@ def _supervise(stack: "Stack", lock: int, stop_request: "StopRequest") -> None:
     parts = parts_of(stack, databases)
     log = LogLines(stack.state.logs, sys.stdout, names=[part.name for part in parts])
     supervisor = Supervisor(parts, log, stop_request, keep_open=[lock])
-    try:
-        if supervisor.start():
-            databases.close()
-            _announce(stack, log)
-            supervisor.run()
-    finally:
-        stack.state.remove_ready()
-        log.show("\nStopping ...")
-        supervisor.stop()
-    log.show("Stopped.")
+    with closing(log):
+        try:
+            if supervisor.start():
+                databases.close()
+                _announce(stack, log)
+                supervisor.run()
+        finally:
+            stack.state.remove_ready()
+            log.show("\nStopping ...")
+            supervisor.stop()
+        log.show("Stopped.")
 
 
 def _announce(stack: "Stack", log: "LogLines") -> None:

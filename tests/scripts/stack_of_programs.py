@@ -60,6 +60,7 @@ def main(folder: Path, words: list[str]) -> int:
             return 1
         finally:
             watched.stop()
+            log.close()
     return 0
 
 

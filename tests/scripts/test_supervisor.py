@@ -1,6 +1,7 @@
 """Programs that end, hang, refuse to stop or never begin, under a supervisor in its own process."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.screen import MOST_LINES
 from scripts.state_folder import FolderInUse, StateFolder
 
 PATIENCE_SECONDS = 30.0
@@ -212,6 +214,51 @@ def test_a_screen_that_is_gone_stops_nobody(tmp_path: Path) -> None:
         stack.process.send_signal(signal.SIGTERM)
         assert stack.process.wait(PATIENCE_SECONDS) == 0
     assert not is_alive(pid)
+
+
+CHATTY = "answer()\nwhile True: print('x' * 500, flush=True); time.sleep(0.0001)"
+
+
+def test_a_screen_that_nobody_reads_stops_nobody(tmp_path: Path) -> None:
+    """A pager on its first page, or Ctrl-S: the pipe is full, and a write to it never returns."""
+    with programs(tmp_path, f"web:0:{CHATTY}", f"gpu:1:{LIVES}") as stack:
+        stack.all_answer()
+        log = tmp_path / "logs/web.log"
+        wait_until(lambda: log.stat().st_size > 1_000_000, "the log grows on")
+        first = stack.pid("gpu")
+        (tmp_path / "gpu").unlink()
+        os.kill(first, signal.SIGKILL)
+        second = stack.pid("gpu")
+        stack.process.send_signal(signal.SIGINT)
+        assert stack.process.wait(10) == 0
+        assert stack.story()[-2:] == ["gpu stops", "web stops"]
+    assert not is_alive(second)
+
+
+def test_a_screen_that_goes_on_tells_what_it_missed(tmp_path: Path) -> None:
+    with programs(tmp_path, f"web:0:{CHATTY}") as stack:
+        stack.all_answer()
+        log = tmp_path / "logs/web.log"
+        wait_until(lambda: log.stat().st_size > 2 * 500 * MOST_LINES, "more than the queue holds")
+        assert stack.process.stdout
+        seen = next(line for line in stack.process.stdout if "dropped" in line)
+        assert re.fullmatch(r"\(\d+ lines were dropped here; the logs have them\)\n", seen)
+        stack.process.send_signal(signal.SIGTERM)
+        assert stack.ended()[0] == 0
+
+
+def test_a_full_disk_is_said_once_and_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/web.log").symlink_to("/dev/full")
+    talks = "answer()\nfor number in range(9): print('line', number, flush=True)\ntime.sleep(600)"
+    with programs(tmp_path, f"web:0:{talks}") as stack:
+        stack.all_answer()
+        assert stack.process.stdout
+        said = "".join(iter(stack.process.stdout.readline, "web | line 8\n"))
+        stack.process.send_signal(signal.SIGTERM)
+        code, rest = stack.ended()
+    assert code == 0
+    assert (said + rest).count("No space left on device") == 1
 
 
 def test_a_folder_has_one_stack_at_a_time(tmp_path: Path) -> None:
