@@ -157,7 +157,7 @@ class Boot:
                 self._token_file().unlink(missing_ok=True)
             tools.protection.close()
 
-        self.stopping.on_leave(leave)
+        self.stopping.on_leave(leave, after=tools.keeper.await_report)
 
     def _watch_instance(self) -> None:
         if not self.settings.on_ec2:

@@ -14,18 +14,20 @@ from gpu_worker.provider import Unwell
 logger = logging.getLogger(__name__)
 
 CONFIRM_SECONDS = 3.0
+STOPPED_SECONDS = 1.5  # the same, when somebody waits for the end
 ANSWER_SECONDS = 1.0
 AGAIN_SECONDS = 0.05
 
 
-def cancel(comfyui: ComfyUI, prompt_id: str) -> bool:
-    """Whether nothing of the prompt is left. Returns within seconds, whatever happens."""
-    until = time.monotonic() + CONFIRM_SECONDS
+def cancel(comfyui: ComfyUI, prompt_id: str, *, seconds: float = CONFIRM_SECONDS) -> bool:
+    """Whether nothing of the prompt is left. Returns soon after so long, whatever happens."""
+    until = time.monotonic() + seconds
     was_gone = False
-    while time.monotonic() < until:
+    while (left := until - time.monotonic()) > 0:
+        answer_seconds = min(ANSWER_SECONDS, left)
         try:
-            comfyui.withdraw(prompt_id, seconds=ANSWER_SECONDS)
-            if _is_over(comfyui, prompt_id):
+            comfyui.withdraw(prompt_id, seconds=answer_seconds)
+            if _is_over(comfyui, prompt_id, seconds=answer_seconds):
                 return True
             was_gone = False
         except Gone:
@@ -39,6 +41,6 @@ def cancel(comfyui: ComfyUI, prompt_id: str) -> bool:
     return False
 
 
-def _is_over(comfyui: ComfyUI, prompt_id: str) -> bool:
-    queue = comfyui.queue(seconds=ANSWER_SECONDS)
+def _is_over(comfyui: ComfyUI, prompt_id: str, *, seconds: float) -> bool:
+    queue = comfyui.queue(seconds=seconds)
     return prompt_id not in queue.running and prompt_id not in queue.pending

@@ -4,7 +4,8 @@ fetch the assets → run the graph → upload what it made → complete
 
 Whatever comes in between ends in exactly one report, or in none if the job is not ours any
 more: `fail` for good when the job is at fault, `fail` for another try when we are, `requeue`
-when the worker has to go. Its folder is removed in every case.
+when the worker has to go. That one is sent at once, while the provider is still being stopped:
+a ComfyUI that does not end must not cost the job a try. Its folder is removed in every case.
 """
 
 import logging
@@ -79,12 +80,11 @@ def run(tools: Tools, lease: Lease) -> str:
 
 def _run(tools: Tools, held: Held) -> str:
     report = Report(tools, held)
+    held.on_interrupt(report.hand_back)
     try:
         made, timings = _work(tools, held)
-    except LeaseLost:
-        return "lost"
-    except Stopped:
-        return _stopped(tools, held, report)
+    except (LeaseLost, Stopped):
+        return report.stopped()
     except (JobFailed, AssetGone) as failed:
         return report.failed(failed)
     except Unwell as unwell:
@@ -136,41 +136,81 @@ def _asset(tools: Tools, stop: threading.Event, in_use: ExitStack, asset: dict[s
     )
 
 
-def _stopped(tools: Tools, held: Held, report: "Report") -> str:
-    if held.why == STOPPING:
-        return report.requeued(tools.stop_reason())
-    return CANCELLED if held.why == CANCELLED else "lost"
-
-
 class Report:
-    """The one report on a job. It is repeated while the webapp is away."""
+    """The one report on a job: whoever begins first makes it, the job's end or a stop.
+
+    It is repeated while the webapp is away.
+    """
 
     def __init__(self, tools: Tools, held: Held) -> None:
         self._tools, self._held = tools, held
         self._job_id = held.lease.job_id
+        self._beginning = threading.Lock()
+        self._begun = False
+        self._handed_back = ""
+
+    def hand_back(self) -> None:
+        """If the worker has to go: in a thread of its own, beside the end of the work."""
+        if self._held.why != STOPPING:
+            self._held.reported.set()  # the webapp knows already
+        elif self._begin():
+            threading.Thread(target=self._requeue, name="hand-back", daemon=True).start()
+
+    def stopped(self) -> str:
+        if self._held.why == STOPPING:
+            return self._outcome(lambda: "lost")
+        return CANCELLED if self._held.why == CANCELLED else "lost"
 
     def completed(self, **made: Any) -> str:
-        try:
-            return self._insist(self._tools.backend.complete, **made)
-        except Refused as refused:
-            # Without this, the job would wait for its lease to run out.
-            logger.error("The results of job %s were refused: %s", self._job_id, refused)
-            return self.retryable(f"The results were refused: {refused.detail}")
+        return self._outcome(lambda: self._complete(**made))
 
     def failed(self, failed: JobFailed | AssetGone) -> str:
         if isinstance(failed, JobFailed):
             message, code, trace = failed.message, failed.code, failed.trace
         else:
             message, code, trace = "A file of the job is gone.", "input_gone", str(failed)
-        return self._send(
-            self._tools.backend.fail, error=message, error_code=code, trace=trace, retryable=False
+        return self._outcome(
+            lambda: self._fail(error=message, error_code=code, trace=trace, retryable=False)
         )
 
     def retryable(self, message: str, *, trace: str = "") -> str:
-        return self._send(self._tools.backend.fail, error=message, trace=trace, retryable=True)
+        return self._outcome(lambda: self._fail(error=message, trace=trace, retryable=True))
 
-    def requeued(self, reason: str) -> str:
-        return self._send(self._tools.backend.requeue, reason=reason)
+    def _begin(self) -> bool:
+        """Whether nobody has before."""
+        with self._beginning:
+            is_first, self._begun = not self._begun, True
+        return is_first
+
+    def _outcome(self, report: Callable[[], str]) -> str:
+        if self._begin():
+            try:
+                return report()
+            finally:
+                self._held.reported.set()
+        self._held.reported.wait()
+        return self._handed_back
+
+    def _requeue(self) -> None:
+        self._handed_back = "unreported"
+        try:
+            reason = self._tools.stop_reason()
+            self._handed_back = self._send(self._tools.backend.requeue, reason=reason)
+        finally:
+            self._held.reported.set()
+
+    def _complete(self, **made: Any) -> str:
+        try:
+            return self._insist(self._tools.backend.complete, **made)
+        except Refused as refused:
+            # Without this, the job would wait for its lease to run out.
+            logger.error("The results of job %s were refused: %s", self._job_id, refused)
+            return self._fail(
+                error=f"The results were refused: {refused.detail}", trace="", retryable=True
+            )
+
+    def _fail(self, **report: Any) -> str:
+        return self._send(self._tools.backend.fail, **report)
 
     def _send(self, call: Callable[..., str], **report: Any) -> str:
         try:

@@ -24,7 +24,10 @@ CANCELLED, LOST, STOPPING = "cancelled", "lost", "stopping"
 
 
 class Held:
-    """The job at work. `stop` is set when it shall not go on; `why` says the reason."""
+    """The job at work. `stop` is set when it shall not go on; `why` says the reason.
+
+    `reported` is set when its one report was answered, or given up.
+    """
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
@@ -33,7 +36,9 @@ class Held:
         self.share = 0.0
         self.node: str | None = None
         self.output_url, self.output_headers = lease.output_url, lease.output_headers
+        self.reported = threading.Event()
         self._interrupting = threading.Lock()
+        self._on_interrupt: Callable[[], None] = lambda: None
 
     def progress(self, share: float, node: str | None) -> None:
         self.share, self.node = share, node
@@ -41,9 +46,19 @@ class Held:
     def interrupt(self, why: str) -> None:
         """The first reason counts."""
         with self._interrupting:
+            if self.stop.is_set():
+                return
+            self.why = why
+            self.stop.set()
+        self._on_interrupt()
+
+    def on_interrupt(self, step: Callable[[], None]) -> None:
+        """Called the moment it is interrupted, now if it was already. Must return at once."""
+        with self._interrupting:
+            self._on_interrupt = step
             if not self.stop.is_set():
-                self.why = why
-                self.stop.set()
+                return
+        step()
 
 
 class LeaseKeeper:
@@ -106,6 +121,16 @@ class LeaseKeeper:
         if held := self.held:
             held.interrupt(STOPPING)
 
+    def await_report(self, seconds: float) -> bool:
+        """Wait until nothing is held of which the webapp has not been told."""
+        held = self.held
+        return held is None or held.reported.wait(seconds)
+
+    @property
+    def _is_over(self) -> bool:
+        """A lease that is being handed back is not to be kept either."""
+        return self._closed or self._stopping
+
     def nudge(self) -> None:
         """Ask the webapp now: something has changed there."""
         self._nudged = True
@@ -119,10 +144,10 @@ class LeaseKeeper:
         return uploads
 
     def _run(self) -> None:
-        while not self._closed:
+        while not self._is_over:
             self._wake.wait(max(self._due - time.monotonic(), 0.05))
             self._wake.clear()
-            if (self._nudged or time.monotonic() >= self._due) and not self._closed:
+            if (self._nudged or time.monotonic() >= self._due) and not self._is_over:
                 self._nudged = False  # before it is sent: the next nudge may have newer news
                 held = self.held
                 self._plan(held, self._beat(held))

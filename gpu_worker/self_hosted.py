@@ -14,14 +14,14 @@ from typing import Any
 from uuid import uuid4
 
 from gpu_worker import comfyui_errors, graph, leftovers, outputs
-from gpu_worker.cancellation import cancel
+from gpu_worker.cancellation import CONFIRM_SECONDS, STOPPED_SECONDS, cancel
 from gpu_worker.comfyui import ComfyUI, Refused
 from gpu_worker.comfyui_socket import KeptSocket
 from gpu_worker.comfyui_watch import Stalled, Stalls, Watch
 from gpu_worker.graph import Graph, Meter
 from gpu_worker.outputs import Output, SavedText
 from gpu_worker.patience import Patience
-from gpu_worker.provider import Asset, JobFailed, OutputFile, Progress, Unwell, Work
+from gpu_worker.provider import Asset, JobFailed, OutputFile, Progress, Stopped, Unwell, Work
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,9 @@ class SelfHosted:
         except Refused as refused:
             raise comfyui_errors.refusal(refused.status, refused.body, names=names) from None
         except BaseException as trouble:
-            if not cancel(self.comfyui, prompt_id):
+            is_hurried = isinstance(trouble, Stopped)
+            seconds = STOPPED_SECONDS if is_hurried else CONFIRM_SECONDS
+            if not cancel(self.comfyui, prompt_id, seconds=seconds):
                 self.not_ended.add(prompt_id)
             if self.not_ended or isinstance(trouble, Stalled):
                 self.suspicious = True

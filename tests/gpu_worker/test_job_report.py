@@ -1,13 +1,14 @@
 """The report on a job: repeated while the webapp is away, and taken for what it was told."""
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from gpu_worker.provider import JobFailed
-from tests.gpu_worker.backend_replies import dropped, problem, text
+from gpu_worker.provider import JobFailed, OutputFile, Progress, Stopped, Unwell, Work
+from tests.gpu_worker.backend_replies import dropped, problem, says, text, when
 from tests.gpu_worker.backend_stand_in import BackendStandIn, backend_stand_in
 from tests.gpu_worker.cached import wait_for
 from tests.gpu_worker.workbench import Failing, Painter, Waiter, Workbench, workbench
@@ -91,6 +92,56 @@ def test_giving_back_is_given_up_after_a_moment(bench: Workbench, webapp: Backen
     bench.tools.keeper.stop_work()
     assert bench.run() == "unreported"
     assert len(webapp.calls("requeue")) > 1
+
+
+class Deaf(Waiter):
+    """Notices a stop only when the test says so, and then ends as it is told."""
+
+    def __init__(self, ending: Exception | None) -> None:
+        super().__init__()
+        self.ending = ending
+        self.notices = threading.Event()
+
+    def run(self, work: Work, *, progress: Progress, stop: threading.Event) -> list[OutputFile]:
+        files = Painter.run(self, work, progress=progress, stop=stop)
+        self.began.set()
+        assert self.notices.wait(20)
+        if self.ending is not None:
+            raise self.ending
+        return files
+
+
+@pytest.mark.parametrize("ending", [None, Stopped(), JobFailed("No."), Unwell("Ill."), KeyError()])
+def test_giving_back_does_not_wait_for_the_provider_and_is_the_only_report(
+    bench: Workbench, webapp: BackendStandIn, ending: Exception | None
+) -> None:
+    deaf = Deaf(ending)
+    bench.use(deaf)
+    with ThreadPoolExecutor(1) as pool:
+        outcome = pool.submit(bench.run)
+        assert deaf.began.wait(10)
+        bench.tools.keeper.stop_work()
+        assert bench.tools.keeper.await_report(10)
+        assert bench.report() == ("requeue", {"reason": "spot interruption"})
+        deaf.notices.set()
+        assert outcome.result(timeout=10) == "queued"
+    assert len(bench.reports()) == 1
+
+
+def test_the_job_has_not_ended_before_it_was_given_back(
+    bench: Workbench, webapp: BackendStandIn
+) -> None:
+    may_answer = threading.Event()
+    webapp.script("requeue", when(may_answer, says({"status": "queued"})))
+    bench.use(Waiter())
+    bench.tools.keeper.stop_work()
+    with ThreadPoolExecutor(1) as pool:
+        outcome = pool.submit(bench.run)
+        wait_for(lambda: webapp.calls("requeue") != [])
+        assert not bench.tools.keeper.await_report(0.2)
+        assert not outcome.done()
+        may_answer.set()
+        assert outcome.result(timeout=10) == "queued"
 
 
 def test_a_stop_while_a_report_waits_hurries_it(bench: Workbench, webapp: BackendStandIn) -> None:

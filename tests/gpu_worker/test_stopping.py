@@ -90,6 +90,20 @@ def test_it_leaves_once(told: list[str]) -> None:
     assert told[3:] == ["leave"]
 
 
+def test_it_leaves_only_after_the_job_was_handed_back(told: list[str]) -> None:
+    one, seconds = Stopping(seconds=LONG), list[float]()
+
+    def hand_back(at_most: float) -> None:
+        seconds.append(at_most)
+        told.append("handed back")
+
+    one.on_leave(lambda: told.append("leave"), after=hand_back)
+    one.begin()
+    one.leave()
+    assert told == ["handed back", "leave"]
+    assert LONG / 2 < seconds[0] < LONG
+
+
 def test_who_comes_second_waits_until_it_has_left() -> None:
     may_leave, told = threading.Event(), list[str]()
 
@@ -134,6 +148,19 @@ def test_a_process_that_hangs_ends_all_the_same_and_has_left() -> None:
     assert code == 0
     assert "left" in said
     assert "Something hangs; the worker ends all the same." in said
+
+
+@pytest.mark.parametrize("seconds", [0.4, 2.0])
+def test_handing_back_has_time_before_leaving_however_short_the_whole_is(seconds: float) -> None:
+    code, said = ended(
+        f"one, handed_back = Stopping(seconds={seconds}), threading.Event()\n"
+        "def leave(): print('left after', handed_back.is_set(), flush=True)\n"
+        "one.on_leave(leave, after=handed_back.wait)\n"
+        "threading.Timer(0.1, handed_back.set).start()\n"
+        "one.begin('test')"
+    )
+    assert code == 0
+    assert "left after True" in said
 
 
 def test_a_process_that_hangs_while_leaving_ends_with_0() -> None:
