@@ -37,7 +37,8 @@ def publish(file: IO[bytes], target: Path, *, root: Path) -> None:
         _keep(folder)
 
 
-_kept: set[Path] = set()  # folders whose names are on disk; one that was removed is never made again
+# Folders whose names are on disk; one that was removed is never made again.
+_kept: set[Path] = set()
 
 
 def _keep(folder: Path) -> None:

@@ -24,6 +24,7 @@ from sqlalchemy import (
     CheckConstraint,
     ForeignKey,
     Index,
+    Select,
     Sequence,
     UniqueConstraint,
     select,
@@ -325,17 +326,19 @@ def exhausted(
     session: Session, *, limit: int = 1000, now: datetime | None = None
 ) -> list[Dispatch]:
     """Leases that ran out on their last attempt. Their jobs must be failed first."""
-    now = now or utcnow()
-    return list(
-        session.scalars(
-            select(Dispatch)
-            .where(
-                LEASED,
-                Dispatch.lease_expires_at <= now,
-                Dispatch.attempts >= Dispatch.max_attempts,
-            )
-            .limit(limit)
-        )
+    return list(session.scalars(_exhausted(now or utcnow()).limit(limit)))
+
+
+def find_exhausted(session: Session, dispatch_id: UUID, *, now: datetime) -> Dispatch | None:
+    """The row, if it is still so."""
+    return session.scalar(_exhausted(now).where(Dispatch.id == dispatch_id))
+
+
+def _exhausted(now: datetime) -> Select[tuple[Dispatch]]:
+    return select(Dispatch).where(
+        LEASED,
+        Dispatch.lease_expires_at <= now,
+        Dispatch.attempts >= Dispatch.max_attempts,
     )
 
 

@@ -170,7 +170,7 @@ def lease_values(
 
 @cache
 def lease_statement(dialect: str, providers: tuple[str, ...]) -> Any:
-    """Takes `lease_values`; hot_path.py runs the same statement with less around it."""
+    """Takes `lease_values`; hot_worker.py runs the same statement with less around it."""
     now = bindparam("now", type_=Dispatch.created_at.type)
     fleet = bindparam("fleet", type_=Dispatch.fleet_id.type)
     suits = and_(Dispatch.fleet_id == fleet, _one_of_workflows(dialect))
@@ -254,13 +254,18 @@ def set_priority(session: Session, dispatch_id: UUID, *, priority: int) -> Dispa
     """Move a waiting dispatch to another lane, at the end of its user's turn there."""
     dispatch = _waiting(session, dispatch_id)
     if dispatch.priority != priority:
-        lane = (dispatch.fleet_id, dispatch.provider, priority, dispatch.user_id)
-        turn = _turn_in(session.get_bind().dialect.name, *lane)
-        dispatch.turn = session.scalars(select(turn)).one()
-        dispatch.priority = priority
-        dispatch.updated_at = utcnow()
-    session.flush()
+        change_lane(session, dispatch, fleet_id=dispatch.fleet_id, priority=priority)
     return dispatch
+
+
+def change_lane(session: Session, dispatch: Dispatch, *, fleet_id: UUID, priority: int) -> None:
+    """The row, which waits and is locked, joins another lane."""
+    lane = (fleet_id, dispatch.provider, priority, dispatch.user_id)
+    turn = _turn_in(session.get_bind().dialect.name, *lane)
+    dispatch.turn = session.scalars(select(turn)).one()
+    dispatch.fleet_id, dispatch.priority = fleet_id, priority
+    dispatch.updated_at = utcnow()
+    session.flush()
 
 
 def _waiting(session: Session, dispatch_id: UUID) -> Dispatch:
@@ -290,7 +295,7 @@ def to_front(session: Session, dispatch_id: UUID) -> Dispatch:
 
 
 def move(session: Session, *, workflow_id: UUID, source: UUID, target: UUID) -> int:
-    """A workflow moved to another fleet: what waits for it moves along."""
+    """A workflow moved to another fleet: what waits for it moves along (see stranded.py)."""
     moved = session.execute(
         update(Dispatch)
         .where(

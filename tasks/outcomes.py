@@ -8,6 +8,7 @@ leasing it, or in the reconciler, calls `settle`, which makes the dispatch follo
 """
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -154,8 +155,12 @@ def _tell_worker(backend: Backend, job: Job) -> None:
             backend.bell.nudge(fleet.slug, dispatch.worker_id)
 
 
-def give_up(backend: Backend, dispatch: Dispatch) -> Job:
-    """Its attempts are used up."""
+def give_up(backend: Backend, dispatch_id: UUID, *, now: datetime) -> bool:
+    """Its attempts are used up. Looked at anew: its worker may have woken up meanwhile."""
+    with backend.databases.central(read_only=True) as session:
+        dispatch = dispatches.find_exhausted(session, dispatch_id, now=now)
+    if dispatch is None:
+        return False
     with backend.databases.tenant(dispatch.tenant_id) as session:
         job = jobs.fail(
             session,
@@ -164,7 +169,7 @@ def give_up(backend: Backend, dispatch: Dispatch) -> Job:
             message="The job could not be finished. Your tokens were given back.",
         )
     settle(backend, job, error=dispatch.last_error or "The worker went silent.")
-    return job
+    return True
 
 
 def settle(

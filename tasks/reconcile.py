@@ -3,6 +3,7 @@
 submitting jobs        their dispatch is created (again), and they are queued
 submitting for long    failed and refunded
 expired leases         queued again, or failed and refunded when that was the last try
+stranded jobs          their workflow moved while they were held: they move after it
 lost tickets           rung again, until a fleet has one for every job that waits
 
 Each step, each pool and each item fails alone: what is away holds up nobody else.
@@ -17,7 +18,7 @@ from typing import TypeVar
 
 from sqlalchemy import select
 
-from models import dispatches, jobs, lanes
+from models import dispatches, jobs, lanes, stranded
 from models.base import utcnow
 from models.fleets import Fleet
 from models.jobs import Job, JobStatus
@@ -39,6 +40,7 @@ class Reconciled:
     orphans_refunded: int = 0
     leases_taken_back: int = 0
     given_up: int = 0
+    moved: int = 0
     tickets_rung: int = 0
 
 
@@ -49,6 +51,7 @@ def run_once(backend: Backend, *, now: datetime | None = None) -> Reconciled:
         healed=guarded("submitting jobs", partial(heal_submitting, backend, now=now)),
         leases_taken_back=guarded("expired leases", partial(take_back_leases, backend, now=now)),
         given_up=guarded("exhausted jobs", partial(give_up_exhausted, backend, now=now)),
+        moved=guarded("stranded jobs", partial(move_stranded, backend)),
         tickets_rung=guarded("lost tickets", partial(ring_for_waiting, backend)),
     )
 
@@ -123,7 +126,15 @@ def _tell_job(backend: Backend, dispatch: dispatches.Dispatch) -> bool:
 def give_up_exhausted(backend: Backend, *, now: datetime) -> int:
     with backend.databases.central(read_only=True) as session:
         dead = dispatches.exhausted(session, limit=BATCH, now=now)
-    return each(dead, lambda dispatch: bool(outcomes.give_up(backend, dispatch)))
+    return each(dead, lambda dispatch: outcomes.give_up(backend, dispatch.id, now=now))
+
+
+def move_stranded(backend: Backend) -> int:
+    with backend.databases.central() as session:
+        moved = stranded.move(session, stage=backend.settings.stage, limit=BATCH)
+    for dispatch_id, fleet_slug in moved:
+        backend.bell.ring(fleet_slug, dispatch_id)
+    return len(moved)
 
 
 def ring_for_waiting(backend: Backend) -> int:
