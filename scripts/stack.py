@@ -17,6 +17,7 @@ from scripts.state_folder import StateFolder
 
 HOST = "127.0.0.1"
 FLEET = "gpu-default"  # of the demo catalog
+MOST_UNDER_THE_LIMIT = 5  # GPU workers for which the usual limit of registrations will do
 
 #: What of our own environment a GPU worker must not inherit.
 KEPT_FROM_WORKERS = {f"COMFYFLEET_{option.name.upper()}" for option in fields(Settings)} | {
@@ -95,6 +96,14 @@ def _hold(held: ExitStack, port: int, option: str) -> int:
     return chosen
 
 
+def rate_limits(gpu_workers: int) -> str:
+    """The usual ones, but many workers on one machine share an address: each may register twice."""
+    limits = dict(word.split("=") for word in Settings.rate_limits.split())
+    if gpu_workers > MOST_UNDER_THE_LIMIT:
+        limits["register"] = f"{2 * gpu_workers}/minute"
+    return " ".join(f"{kind}={limit}" for kind, limit in limits.items())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stack:
     state: StateFolder
@@ -136,15 +145,19 @@ class Stack:
         inherited = {
             name: value for name, value in os.environ.items() if name.startswith("COMFYFLEET_")
         }
-        return inherited | {
-            "COMFYFLEET_CENTRAL_URL": wishes.database_url or f"sqlite:///{folder}/central.db",
-            "COMFYFLEET_POOL_URLS": f"main={wishes.pool_url or f'sqlite:///{folder}/main.db'}",
-            "COMFYFLEET_REDIS_URL": self.redis_url,
-            "COMFYFLEET_STORAGE_URL": wishes.storage_url or f"file://{folder}/objects",
-            "COMFYFLEET_PUBLIC_URL": self.api_url,
-            "COMFYFLEET_SECRET_KEY": self.secrets["secret_key"],
-            "COMFYFLEET_FLEET_SECRETS": self.secrets["fleet_secret"],
-        }
+        return (
+            {"COMFYFLEET_RATE_LIMITS": rate_limits(wishes.gpu_workers)}
+            | inherited
+            | {
+                "COMFYFLEET_CENTRAL_URL": wishes.database_url or f"sqlite:///{folder}/central.db",
+                "COMFYFLEET_POOL_URLS": f"main={wishes.pool_url or f'sqlite:///{folder}/main.db'}",
+                "COMFYFLEET_REDIS_URL": self.redis_url,
+                "COMFYFLEET_STORAGE_URL": wishes.storage_url or f"file://{folder}/objects",
+                "COMFYFLEET_PUBLIC_URL": self.api_url,
+                "COMFYFLEET_SECRET_KEY": self.secrets["secret_key"],
+                "COMFYFLEET_FLEET_SECRETS": self.secrets["fleet_secret"],
+            }
+        )
 
     @property
     def settings(self) -> Settings:

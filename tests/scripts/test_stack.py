@@ -1,0 +1,34 @@
+"""What a stack on one machine is told: settings that depend on how it was started."""
+
+from pathlib import Path
+
+import pytest
+
+from models.settings import Settings
+from scripts.stack import Stack, Wishes, choose_ports
+from scripts.state_folder import StateFolder
+from webapp.rate_limits import RateLimits
+
+
+def stack_of(folder: Path, *, gpu_workers: int) -> Stack:
+    state = StateFolder(folder)
+    wishes = Wishes(port=0, gpu_workers=gpu_workers)
+    return Stack(state=state, wishes=wishes, ports=choose_ports(wishes), secrets=state.secrets())
+
+
+@pytest.mark.parametrize(("gpu_workers", "times"), [(1, 10), (5, 10), (6, 12), (50, 100)])
+def test_all_workers_of_a_stack_may_register_twice_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_workers: int, times: int
+) -> None:
+    monkeypatch.delenv("COMFYFLEET_RATE_LIMITS", raising=False)
+    settings = stack_of(tmp_path, gpu_workers=gpu_workers).settings
+    limits = RateLimits.from_settings(settings).limits
+    assert (limits["register"].amount, limits["register"].get_expiry()) == (times, 60)
+    usual = RateLimits.from_settings(Settings()).limits
+    assert {**limits, "register": None} == {**usual, "register": None}
+
+
+def test_limits_of_ones_own_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Settings.rate_limits.replace("register=10", "register=7")
+    monkeypatch.setenv("COMFYFLEET_RATE_LIMITS", own)
+    assert stack_of(tmp_path, gpu_workers=50).settings.rate_limits == own
