@@ -18,7 +18,7 @@ import requests
 from models.audit import AuditLog
 from models.session import Databases
 from scripts import demo_media
-from scripts.demo_customer import Customer, Json
+from scripts.demo_customer import CallFailed, Customer, Json
 from scripts.drill_facts import DrillFacts
 
 EFFECT = "slow-invert"
@@ -94,6 +94,8 @@ class Drill:
                 sentence, at = check()
             except NotSeen as missing:
                 yield Step(name=name, ok=False, sentence=str(missing))
+            except (CallFailed, requests.RequestException) as away:
+                yield Step(name=name, ok=False, sentence=f"This can't be looked at: {away}")
             else:
                 seconds = self._since(at) if at else None
                 yield Step(name=name, ok=True, sentence=sentence, seconds=seconds)
@@ -158,18 +160,20 @@ class Drill:
     def _gone(self) -> tuple[str, datetime]:
         row = self._soon(
             f"{self.worker} leaves the fleet",
-            lambda: self.facts.departure(self.worker, since=self.sent_at),
+            lambda: self.facts.told_of(self.worker, "worker.deregister", since=self.sent_at),
         )
         if self._since(row.at) > GONE_SECONDS:
             raise NotSeen(f"{self.worker} left only after {self._since(row.at):.1f} s.")
-        return f"{self.worker} has left the fleet", row.at
+        return f"{self.worker} has left the fleet: it said goodbye to the backend", row.at
 
     def _taken(self) -> tuple[str, datetime]:
         if self.requeued_at is None:
             raise NotSeen("The job was not handed back, so nobody could take it.")
         row = self._later("somebody takes the job", lambda: self._audited("job.lease"))
         self.replacement = str(row.worker_id)
-        again = ", started anew," if self.replacement == self.worker else ""
+        again = ", registered anew," if self.replacement == self.worker else ""
+        if again and not self.facts.told_of(self.worker, "worker.register", since=self.sent_at):
+            raise NotSeen(f"{self.worker} took the job again without having registered anew.")
         return f"{self.replacement}{again} took the job", row.at
 
     def _completed(self) -> tuple[str, datetime]:

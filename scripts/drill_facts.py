@@ -31,9 +31,10 @@ class DrillFacts:
         with self._databases.central(read_only=True) as session:
             return session.scalar(query.order_by(AuditLog.at).limit(1))
 
-    def departure(self, worker_id: str, *, since: datetime) -> AuditLog | None:
+    def told_of(self, worker_id: str, event: str, *, since: datetime) -> AuditLog | None:
+        """The first event of this kind on a worker, not before `since`."""
         query = select(AuditLog).where(
-            AuditLog.event == "worker.deregister",
+            AuditLog.event == event,
             AuditLog.worker_id == worker_id,
             AuditLog.at >= since,
         )
