@@ -31,6 +31,19 @@ transaction it was raised in is rolled back. docs/errors.md lists every code.
 
 from typing import Any, ClassVar
 
+import psycopg2
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
+
+#: SQLAlchemy's, and the driver's own, which the hot path talks to directly.
+DATABASE_AWAY = (
+    OperationalError,
+    InterfaceError,
+    PoolExhausted,
+    psycopg2.OperationalError,
+    psycopg2.InterfaceError,
+)
+
 
 class Refusal(Exception):
     """The request can't be granted. `detail` is a sentence a person can act on."""

@@ -6,7 +6,7 @@
 
 A crash after step 1 leaves a lease that runs out. A job that ended meanwhile is settled, and
 the next one is looked at. A job that can't be put together is failed and refunded. While a
-pool or the storage is away, jobs that need it wait aside, and no try of theirs is used up.
+database or the storage is away, jobs that need it wait aside, and no try of theirs is used up.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import Any
 
 from models import audit, dispatches, hot_worker, jobs, lanes, orders, payload, properties
 from models.dispatches import Dispatch, Lease
-from models.errors import DependencyUnavailable
+from models.errors import DATABASE_AWAY, DependencyUnavailable, NotFound
 from models.files import File
 from models.jobs import Job
 from models.object_paths import graph_key
@@ -86,32 +86,43 @@ def _lease(backend: Backend, worker: Identity, providers: list[str]) -> Dispatch
 def _prepare(backend: Backend, dispatch: Dispatch) -> Leased | None:
     try:
         job, media = _start(backend, dispatch)
-    except Exception:
+    except (*DATABASE_AWAY, OSError):
         _postpone(backend, dispatch)
         raise
+    except Exception as error:
+        return _refuse(backend, dispatch, error)
     if not job.is_active:
         outcomes.settle(backend, job)
         return None
     try:
         return _put_together(backend, dispatch, job, media)
-    except DependencyUnavailable:
+    except (*DATABASE_AWAY, DependencyUnavailable) as away:
+        what = "storage" if isinstance(away, DependencyUnavailable) else "database"
         outcomes.requeue(
             backend,
             lease_of(dispatch),
-            reason="the storage does not answer",
+            reason=f"the {what} does not answer",
             pause_seconds=backend.settings.retry_seconds,
         )
         raise
     except Exception as error:
-        logger.exception("Job %s can't be put together.", job.id)
+        return _refuse(backend, dispatch, error)
+
+
+def _refuse(backend: Backend, dispatch: Dispatch, error: Exception) -> None:
+    """It will not run, however often it is tried. Called while `error` is handled."""
+    logger.exception("Job %s can't be put together.", dispatch.tenant_job_id)
+    told = f"{type(error).__name__}: {error}"
+    try:
         outcomes.fail(
             backend,
             lease_of(dispatch),
             code="not_runnable",
             message="The job could not be prepared. Your tokens were given back.",
-            error=f"{type(error).__name__}: {error}",
+            error=told,
         )
-        return None
+    except NotFound:  # not even a job is there: no money to give back, nobody to tell
+        outcomes.end_without_job(backend, dispatch.id, error=told)
 
 
 def _postpone(backend: Backend, dispatch: Dispatch) -> None:

@@ -172,6 +172,13 @@ def give_up(backend: Backend, dispatch_id: UUID, *, now: datetime) -> bool:
     return True
 
 
+def end_without_job(backend: Backend, dispatch_id: UUID, *, error: str) -> None:
+    """The job's row is gone, by hand or with a restored backup: nobody shall be sent to it."""
+    with backend.databases.central() as session:
+        dispatch = dispatches.fail(session, dispatch_id, error=error)
+        note(session, "job.fail", dispatch, actor=SYSTEM, code="not_runnable", error=error)
+
+
 def settle(
     backend: Backend, job: Job, *, error: str | None = None, actor: str = SYSTEM
 ) -> Dispatch | None:

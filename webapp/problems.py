@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psycopg2
 from flask import Flask, Response, g
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolExhausted
 from werkzeug.exceptions import HTTPException
 
-from models.errors import DependencyUnavailable, Refusal
+from models.errors import DATABASE_AWAY, DependencyUnavailable, Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +44,6 @@ FIELDS = {
     "invalid_cursor": "cursor",
     "transaction_id_reused": "provider_transaction_id",
 }
-
-#: SQLAlchemy's, and the driver's own, which the hot path talks to directly.
-DATABASE_AWAY = (
-    OperationalError,
-    InterfaceError,
-    PoolExhausted,
-    psycopg2.OperationalError,
-    psycopg2.InterfaceError,
-)
 
 
 def install(app: Flask) -> None:

@@ -4,14 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import psycopg2
 import pytest
 from redis import Redis
-from sqlalchemy import select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import event, select
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from models import effects, jobs, lanes
+from models import dispatches, effects, jobs, lanes, ledger
 from models.audit import AuditLog
 from models.base import utcnow
 from models.dispatches import Dispatch
@@ -86,6 +87,57 @@ def test_while_a_pool_is_away_jobs_of_others_are_not_held_up(demo: Backend, ada:
     assert leased is not None
     assert leased.dispatch.tenant_job_id == next_one.id
     assert gpu.poll(demo, worker) is None
+
+
+def test_while_central_is_away_a_job_that_is_put_together_is_not_failed(
+    demo: Backend, ada: Person
+) -> None:
+    job, worker = orders.order(demo, ada), gpu.join(demo)
+    other = Backend.open(demo.settings)
+
+    def breaks(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if "FROM workflows" in statement:
+            raise OperationalError(statement, {}, Exception("server closed the connection"))
+
+    event.listen(other.databases.engine("central"), "before_cursor_execute", breaks)
+    with pytest.raises(OperationalError):
+        gpu.poll(other, worker)
+    other.close()
+    waits_aside(demo, job)
+    with demo.databases.tenant(ada.tenant_id) as session:
+        assert jobs.get(session, job.id).status == "queued"
+
+
+@pytest.mark.parametrize("broken", [{}, {"media": ["nothing"], "primary": None, "values": {}}])
+def test_a_job_with_a_broken_payload_is_failed_and_comes_back_never(
+    demo: Backend, ada: Person, broken: dict[str, Any]
+) -> None:
+    job, worker = orders.order(demo, ada), gpu.join(demo)
+    with demo.databases.tenant(ada.tenant_id) as session:
+        jobs.get(session, job.id).input_payload = broken
+    assert gpu.poll(demo, worker) is None
+    with demo.databases.tenant(ada.tenant_id) as session:
+        ended = jobs.get(session, job.id)
+        assert (ended.status, ended.error_code) == ("failed", "not_runnable")
+        assert ledger.balance(session, user_id=ada.user_id) == 100
+    assert row(demo, job).status == "failed"
+    assert events(demo, job) == ["job.lease", "job.fail"]
+
+
+def test_a_dispatch_whose_job_is_gone_is_ended(demo: Backend, ada: Person) -> None:
+    job, worker = orders.order(demo, ada), gpu.join(demo)
+    with demo.databases.central() as session:
+        session.get_one(Dispatch, row(demo, job).id).tenant_job_id = gone = uuid4()
+    next_one = orders.order(demo, ada)
+    leased = gpu.poll(demo, worker)
+    assert leased is not None
+    assert leased.dispatch.tenant_job_id == next_one.id
+    with demo.databases.central(read_only=True) as session:
+        orphan = dispatches.find_by_job(session, ada.tenant_id, gone)
+        assert orphan is not None
+        assert orphan.status == "failed"
+        log = session.scalars(select(AuditLog).where(AuditLog.dispatch_id == orphan.id))
+        assert [entry.event for entry in log] == ["job.lease", "job.fail"]
 
 
 def test_a_job_that_waits_aside_is_rung_for_and_served_when_its_time_comes(
