@@ -3,9 +3,13 @@
 Three things can go wrong, and each asks for something else: the webapp is away (Unreachable:
 try again), the lease belongs to somebody else (LeaseLost: drop the job), or the call is
 refused (Refused: say so). A token that is not known any more is replaced by registering anew.
+
+What is told comes in part from ComfyUI and its nodes. It is made fit to be told here, so that
+no odd character keeps a failure from being reported.
 """
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +20,8 @@ from gpu_worker.wire import Answer, HTTPException, Wire
 logger = logging.getLogger(__name__)
 
 _CONNECT_SECONDS, _READ_SECONDS = 3.0, 15.0
+_MOST_CHARACTERS = 20_000  # of one text; the webapp keeps no more
+_UNTELLABLE = re.compile("[\0\ud800-\udfff]")  # no database takes them as text
 
 
 class Unreachable(Exception):
@@ -147,7 +153,7 @@ class Backend:
         self._answer(self._send("deregister", {}, self._authorization()))
 
     def _post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        shown = self.token
+        shown, body = self.token, _tellable(body)
         try:
             return self._answer(self._send(name, body, self._authorization()))
         except Refused as refused:
@@ -192,6 +198,16 @@ class Backend:
         if code == "lease_lost":
             raise LeaseLost(detail)
         raise Refused(status, code, detail)
+
+
+def _tellable(told: Any) -> Any:
+    if isinstance(told, str):
+        return _UNTELLABLE.sub("\ufffd", told[:_MOST_CHARACTERS])
+    if isinstance(told, dict):
+        return {key: _tellable(value) for key, value in told.items()}
+    if isinstance(told, list):
+        return [_tellable(value) for value in told]
+    return told
 
 
 def _told(name: str, answer: Mapping[str, Any]) -> str:

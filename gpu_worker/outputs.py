@@ -37,6 +37,7 @@ _TYPES = {ending: mime_type for mime_type, ending in ENDINGS.items()} | {
 }
 _UNKNOWN = "application/octet-stream"
 _NAME_MAX_CHARACTERS = 100
+_UNNAMEABLE = re.compile("[\0\ud800-\udfff]")  # nothing that an address could name
 _COUNTER = re.compile(r"_\d{5,}_?$")  # "out_00001_": ComfyUI's, and no use to anybody
 
 
@@ -73,12 +74,17 @@ def _of_node(shown: Any) -> Iterator[Output]:
                 yield file
         lines = [item for item in listed if isinstance(item, str)]
         if key == "text" and lines:
-            yield SavedText("\n".join(lines))
+            # A node that returns one text instead of a list of them has it taken apart by
+            # ComfyUI, into a list of its characters.
+            is_apart = all(isinstance(item, str) and len(item) == 1 for item in listed)
+            yield SavedText(("" if is_apart else "\n").join(lines))
 
 
 def _saved(item: dict[str, Any]) -> SavedFile | None:
     filename, subfolder = item.get("filename"), item.get("subfolder") or ""
     if not isinstance(filename, str) or not filename or not isinstance(subfolder, str):
+        return None
+    if _UNNAMEABLE.search(filename + subfolder):
         return None
     if item.get("type", "output") != "output":
         return None  # previews, gone at the next start

@@ -199,7 +199,7 @@ class _Run:
         mime_type = outputs.mime_type_of(output)
         path = self.work.folder / f"output-{number}.{outputs.ENDINGS[mime_type]}"
         if isinstance(output, SavedText):
-            path.write_text(output.text, encoding="utf-8")
+            path.write_text(output.text, encoding="utf-8", errors="replace")
             return OutputFile(name=name, mime_type=mime_type, path=path)
         try:
             self.comfyui.download(

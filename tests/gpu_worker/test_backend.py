@@ -70,6 +70,25 @@ def test_an_unknown_token_is_replaced_and_the_call_repeated(webapp: BackendStand
     assert again.token == backend.token == "token-2"
 
 
+MADE = {"name": "", "mime_type": "image/png", "size_bytes": 1, "sha256": "0" * 64}
+
+
+def test_what_no_database_takes_is_replaced_in_every_text(webapp: BackendStandIn) -> None:
+    backend, odd, fit = webapp.backend(), "a\0b\ud800c\udfffd \U0001f600", "a�b�c�d \U0001f600"
+    backend.heartbeat(webapp.lease(), current_node=odd, outputs=[MADE | {"name": odd}])
+    backend.fail(webapp.lease(), error=odd, trace=odd, retryable=True)
+    backend.requeue(webapp.lease(), reason=odd)
+    beat, failed, requeued = (webapp.calls(n)[0].body for n in ("heartbeat", "fail", "requeue"))
+    assert (beat["current_node"], beat["outputs"]) == (fit, [MADE | {"name": fit}])
+    assert (failed["error"], failed["trace"], failed["retryable"]) == (fit, fit, True)
+    assert requeued["reason"] == fit
+
+
+def test_no_text_is_longer_than_the_webapp_keeps(webapp: BackendStandIn) -> None:
+    webapp.backend().fail(webapp.lease(), error="e", trace="x" * 10**6, retryable=True)
+    assert webapp.calls("fail")[0].body["trace"] == "x" * 20_000
+
+
 def test_two_threads_with_an_unknown_token_register_once(webapp: BackendStandIn) -> None:
     backend = webapp.backend()
     webapp.tokens.clear()

@@ -54,6 +54,19 @@ def test_texts_become_one_text() -> None:
     assert outputs.found({"1": {"text": ["a", "b", 3]}}, output_node_id=None) == [SavedText("a\nb")]
 
 
+def test_a_text_that_was_taken_apart_is_put_together() -> None:
+    apart = {"1": {"text": list("a text\n")}}
+    assert outputs.found(apart, output_node_id=None) == [SavedText("a text\n")]
+    lines = {"1": {"text": ["a", "", "bc"]}}
+    assert outputs.found(lines, output_node_id=None) == [SavedText("a\n\nbc")]
+
+
+@pytest.mark.parametrize("odd", ["a\0.png", "a\ud800.png"])
+def test_what_no_address_can_name_is_left_out(odd: str) -> None:
+    made = {"1": {"images": [item(odd), item("b.png", subfolder=odd), item("c.png")]}}
+    assert outputs.found(made, output_node_id=None) == [SavedFile("c.png", "")]
+
+
 @pytest.mark.parametrize(
     ("filename", "mime_type"),
     [

@@ -107,6 +107,11 @@ def test_many_outputs_of_all_kinds_are_kept(runs: Runner) -> None:
     assert all(file.path.stat().st_size for file in made)
 
 
+def test_a_text_that_is_no_unicode_is_kept_as_far_as_it_goes(runs: Runner) -> None:
+    [text] = runs.run(emitting(json.dumps({"text": ["ab\ud800c\0"]})))
+    assert text.path.read_text() == "ab?c\0"
+
+
 def test_a_name_that_leads_elsewhere_is_only_a_name(runs: Runner, tmp_path: Path) -> None:
     ui = {"images": [{"filename": "../../evil.png", "subfolder": "", "type": "output"}]}
     with pytest.raises(JobFailed, match="hand out"):
