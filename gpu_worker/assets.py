@@ -61,6 +61,7 @@ class AssetCache:
         self._max_bytes = max_bytes
         self._patience = patience or Patience()
         self._session = requests.Session()
+        self._session.trust_env = False
         self._room_bytes = 0  # that may be filled before the folder is looked at again
         folder.mkdir(parents=True, exist_ok=True)
         with self._nobody_else():

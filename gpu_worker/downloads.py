@@ -166,7 +166,7 @@ class _Reader:
         # As it is stored: what is hashed is not the unpacked form.
         headers = {"Accept-Encoding": "identity"}
         with self._session.get(
-            self._url, stream=True, timeout=self._timeout, headers=headers
+            self._url, stream=True, timeout=self._timeout, headers=headers, allow_redirects=False
         ) as response:
             self._check(response)
             while not self._left.is_set() and (piece := response.raw.read1(_PIECE_BYTES)):
@@ -176,6 +176,8 @@ class _Reader:
         status = response.status_code
         if status >= 500 or status in _TRY_AGAIN:
             raise _BrokenOff(f"it answers {status}")
+        if 300 <= status < 400:  # storage never does this; what is between us and it may
+            raise AssetUnavailable(f"{shown(self._url)} answers {status}.")
         if status != 200:
             raise AssetGone(f"{shown(self._url)} answers {status}.")
         announced = response.headers.get("Content-Length", "")

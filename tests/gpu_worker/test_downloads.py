@@ -57,6 +57,29 @@ def test_an_address_that_is_refused_is_not_asked_again(
     assert kept(folder) == set()
 
 
+def test_nobody_sends_us_elsewhere(files: FileServer, cache: AssetCache, folder: Path) -> None:
+    def elsewhere(request: Request) -> None:
+        request.send_response(302)
+        request.send_header("Location", files.put("/other", whole(PHOTO)))
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    with pytest.raises(AssetUnavailable, match="/photo answers 302") as refused:
+        fetch(cache, files.put("/photo", elsewhere), PHOTO_HASH)
+    assert not isinstance(refused.value, AssetGone)
+    assert files.asked == ["/photo"]
+    assert kept(folder) == set()
+
+
+def test_a_proxy_of_the_machine_is_not_asked(
+    files: FileServer, cache: AssetCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert fetch(cache, files.put("/photo", whole(PHOTO)), PHOTO_HASH) == PHOTO
+
+
 @pytest.mark.parametrize("url", ["", "photo.png", "ftp://host/x", "file:///etc/passwd", "http://"])
 def test_what_is_no_address_is_refused(cache: AssetCache, folder: Path, url: str) -> None:
     with pytest.raises(AssetGone):
