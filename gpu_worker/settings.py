@@ -58,7 +58,7 @@ class Settings:
     )
     stop_seconds: float = setting(5, "The process is gone so long after a stop began.")
 
-    spot_poll_seconds: float = setting(5, "How often instance metadata is asked for notices.")
+    spot_poll_seconds: float = setting(3, "How often instance metadata is asked for notices.")
     scale_in_protection: str = setting(
         "auto", "Protect the instance from scale-in while busy: on, off, or auto (on EC2)."
     )

@@ -46,7 +46,7 @@ def test_every_setting_has_a_help_text_and_a_variable() -> None:
 
 def test_defaults_stand_where_nothing_is_said() -> None:
     settings = Settings.from_env({})
-    assert (settings.comfyui_url, settings.spot_poll_seconds) == ("http://127.0.0.1:8188", 5)
+    assert (settings.comfyui_url, settings.spot_poll_seconds) == ("http://127.0.0.1:8188", 3)
     assert settings.cache_max_bytes == 20 * 1024**3
     assert not settings.on_ec2
     assert not settings.protects_from_scale_in
