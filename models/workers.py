@@ -150,7 +150,9 @@ def _assign_workflows(session: Session, worker: Worker, fleet: Fleet) -> list[Wo
         session.scalars(
             select(Workflow)
             .join(WorkflowFleet, WorkflowFleet.workflow_id == Workflow.id)
-            .where(WorkflowFleet.fleet_id == fleet.id, Workflow.is_active)
+            .where(
+                WorkflowFleet.fleet_id == fleet.id
+            )  # also what is switched off: it may come back
             .order_by(Workflow.slug)
         )
     )

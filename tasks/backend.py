@@ -37,6 +37,7 @@ class Backend:
     databases: Databases
     store: ObjectStore
     later: Later
+    checks: Later  # asks the storage, which may be slow: tickets do not wait behind it
     bell: Bell
     offers: BriefMemory  # effects as read a moment ago (submission.py)
     workflows: BriefMemory  # likewise (uploads.py)
@@ -51,6 +52,7 @@ class Backend:
             databases=Databases(settings),
             store=open_store(settings),
             later=later,
+            checks=Later(),
             bell=Bell(settings.redis_url, later),
             offers=BriefMemory(settings.catalog_seconds),
             workflows=BriefMemory(settings.catalog_seconds),
@@ -60,5 +62,6 @@ class Backend:
 
     def close(self) -> None:
         self.later.close()
+        self.checks.close()
         self.databases.close()
         self.bell.close()

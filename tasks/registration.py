@@ -7,6 +7,7 @@ not answer it is let in, because a fleet that can't start is worse, and that is 
 
 import hmac
 import logging
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -110,7 +111,7 @@ def _check_instance(backend: Backend, request: Request) -> str:
         return "not checked"
     group = f"asg-{request.stage}-{request.fleet_slug}"
     try:
-        found = _auto_scaling_group_of(request.worker_id, region=backend.settings.s3_region)
+        found = _auto_scaling_group_of(request.worker_id, else_region=backend.settings.s3_region)
     except Exception as error:  # whatever boto3 has to say, the door stays open
         logger.warning(
             "%s was let in unchecked: AWS does not answer (%s).", request.worker_id, error
@@ -122,10 +123,13 @@ def _check_instance(backend: Backend, request: Request) -> str:
     return "in its group"
 
 
-def _auto_scaling_group_of(instance_id: str, *, region: str) -> str | None:
+def _auto_scaling_group_of(instance_id: str, *, else_region: str) -> str | None:
+    """Asks in the region that the environment names, in `else_region` if it names none."""
     import boto3  # takes a second, and only fleets on AWS need it
     from botocore.config import Config
 
+    # Containers on AWS say AWS_REGION; boto3 itself reads AWS_DEFAULT_REGION and its files.
+    region = os.environ.get("AWS_REGION") or boto3.Session().region_name or else_region
     patience = Config(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 2})
     client = boto3.client("autoscaling", region_name=region, config=patience)
     answer = client.describe_auto_scaling_instances(InstanceIds=[instance_id])

@@ -37,7 +37,7 @@ def complete(
         timings=timings or {},
     )
     if dispatch.status == DispatchStatus.LEASED:
-        backend.later.add(_look_at_outputs, (backend, dispatch, stored))
+        backend.checks.add(_look_at_outputs, (backend, dispatch, stored))
     return job
 
 

@@ -38,7 +38,8 @@ SOUND = uploads.Made(name="b.flac", mime_type="audio/flac", size_bytes=7)
 
 def rows(backend: Backend) -> dict[str, list[dict[str, Any]]]:
     """Every row of both databases, with ids and times made alike."""
-    backend.later.close()
+    for later in (backend.later, backend.checks):
+        later.close()
     found: dict[str, list[dict[str, Any]]] = {}
     with backend.databases.pool("main") as session:
         for table in TENANT:

@@ -1,11 +1,18 @@
 """What is done a moment later: all of it, in batches, and one failure stops nothing."""
 
 import os
+import socket
 import threading
+from dataclasses import replace
 
 import pytest
+from redis import Redis
 
+from tasks import reports
+from tasks.backend import Backend
 from tasks.later import Later
+from tests.fixtures import make_person
+from tests.tasks import gpu, orders
 
 
 def test_everything_is_done_in_order_and_in_batches() -> None:
@@ -76,3 +83,30 @@ def test_closing_twice_is_fine() -> None:
     later.close()
     later.close()
     assert later._thread is None
+
+
+def test_no_ticket_waits_while_the_storage_is_asked_for_outputs(
+    demo: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    ada, worker = make_person(demo, tokens=100), gpu.join(demo)
+    orders.order(demo, ada)
+    lease = gpu.take(demo, worker)
+    demo.later.close()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        Redis.from_url(demo.settings.redis_url) as redis,
+    ):
+        silent.settimeout(10)
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        other = Backend.open(
+            replace(demo.settings, storage_url="s3://bucket", s3_endpoint_url=endpoint)
+        )
+        redis.flushdb()
+        reports.complete(other, worker, lease, outputs=[gpu.IMAGE])
+        question, _ = silent.accept()  # it is asked, and does not answer
+        other.bell.ring(gpu.FLEET, lease.dispatch_id)
+        assert redis.brpop([gpu.FLEET], timeout=2) is not None
+        question.close()
+    other.close()

@@ -12,7 +12,14 @@ from sqlalchemy import select, update
 from models import dispatches, fleets, ledger, workers, workflows
 from models.audit import AuditLog
 from models.base import utcnow
-from models.errors import FleetFull, Forbidden, Refusal, Unauthorized, WorkerIdTaken
+from models.errors import (
+    EffectUnavailable,
+    FleetFull,
+    Forbidden,
+    Refusal,
+    Unauthorized,
+    WorkerIdTaken,
+)
 from models.jobs import Job
 from models.settings import Settings
 from models.workers import Worker, WorkerWorkflow
@@ -203,6 +210,22 @@ def test_a_workflow_mapped_later_is_given_to_the_workers_of_that_fleet_only(demo
             select(WorkerWorkflow.worker_id).where(WorkerWorkflow.workflow_id == new.id)
         )
         assert list(given) == [here.id] != [elsewhere.id]
+
+
+def test_a_workflow_that_is_switched_on_again_runs_on_workers_that_came_meanwhile(
+    demo: Backend, ada: Person
+) -> None:
+    def switch(on: bool) -> None:
+        with demo.databases.central() as session:
+            workflows.get(session, orders.EFFECT).is_active = on
+
+    switch(False)
+    worker = gpu.join(demo)
+    with pytest.raises(EffectUnavailable):
+        orders.order(demo, ada)
+    switch(True)
+    orders.order(demo, ada)
+    assert gpu.poll(demo, worker) is not None
 
 
 # Secrets

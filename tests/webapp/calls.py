@@ -94,7 +94,8 @@ def nothing_written(backend: Backend) -> Iterator[None]:
 
 
 def every_row(backend: Backend) -> dict[str, list[Any]]:
-    backend.later.close()  # what earlier calls left for a moment later is done now
+    for later in (backend.later, backend.checks):
+        later.close()  # what earlier calls left for a moment later is done now
     rows = {}
     with backend.databases.central(read_only=True) as session:
         for name, table in schema.METADATA["central"].tables.items():

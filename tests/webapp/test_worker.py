@@ -229,7 +229,7 @@ def test_an_output_that_is_not_there_is_noticed_and_holds_up_nobody(
     leased = gpu.poll()
     assert leased is not None
     answered(gpu.call("complete", lease_of(leased) | {"outputs": [output()]}))
-    backend.later.close()
+    backend.checks.close()
     assert events(backend, leased["dispatch_id"])[-1] == "output.suspect"
 
 

@@ -111,7 +111,7 @@ def test_whoever_reports_first_is_right(gpu: Gpu, ada: Caller, backend: Backend)
     back = lease_of(leased) | {"reason": "spot"}
     assert answered(gpu.call("requeue", back))["status"] == "completed"
     refused(gpu.call("heartbeat", lease_of(leased)), 409, "lease_lost")
-    backend.later.close()
+    backend.checks.close()
     assert events(backend, leased["dispatch_id"])[:2] == ["job.lease", "job.complete"]
     assert answered(ada.get("/api/wallet"))["balance"] == 97
 

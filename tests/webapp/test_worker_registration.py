@@ -164,6 +164,8 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "AWS_SECRET_ACCESS_KEY": "x",
     }.items():
         monkeypatch.setenv(name, value)
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
     client = boto3.client("autoscaling", region_name="us-east-1")
     client.create_launch_configuration(
         LaunchConfigurationName="l", ImageId="ami-1", InstanceType="t2.micro"
@@ -185,6 +187,16 @@ def test_an_instance_of_the_group_is_let_in_and_another_is_not(
     app = plain_app_with(check_instances="on")
     answered(Gpu(app, "gpu-default", aws).register(), 201)
     refused(Gpu(app, "gpu-default", "i-0123456789abcdef0").register(), 403, "forbidden")
+
+
+@pytest.mark.parametrize("name", ["AWS_REGION", "AWS_DEFAULT_REGION"])
+def test_the_fleets_region_is_the_environments_and_not_the_buckets(
+    plain_app_with: AppWith, aws: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    app = plain_app_with(check_instances="on", s3_region="eu-west-1")
+    refused(Gpu(app, "gpu-default", aws).register(), 403, "forbidden")
+    monkeypatch.setenv(name, "us-east-1")
+    answered(Gpu(app, "gpu-default", aws).register(), 201)
 
 
 def test_when_aws_is_away_the_door_stays_open(
