@@ -1,4 +1,4 @@
-"""A supervisor with small real programs, as a process of its own: tests/scripts/test_supervisor.py.
+"""A supervisor with small real programs, as a process of its own: tests/scripts/programs.py.
 
     python -m tests.scripts.stack_of_programs FOLDER NAME:TIER:PROGRAM...
 
