@@ -322,6 +322,31 @@ def abandon(
     return list(session.scalars(statement))
 
 
+NOTHING_HELD = "its worker asks for a job and has none: the answer that brought it got lost"
+
+
+def give_back(
+    session: Session, *, fleet_id: UUID, worker_id: str, now: datetime | None = None
+) -> list[Dispatch]:
+    """This worker holds nothing, it says. What it never got is next again, and does not count."""
+    statement = (
+        update(Dispatch)
+        .where(LEASED, Dispatch.fleet_id == fleet_id, Dispatch.worker_id == worker_id)
+        .values(
+            status=DispatchStatus.QUEUED,
+            lease_token=None,  # nobody can know it
+            lease_expires_at=None,
+            worker_id=None,
+            attempts=Dispatch.attempts - 1,
+            last_error=f"Requeued: {NOTHING_HELD}",
+            updated_at=now or utcnow(),
+        )
+        .returning(Dispatch)
+        .execution_options(synchronize_session=False)
+    )
+    return list(session.scalars(statement))
+
+
 def exhausted(
     session: Session, *, limit: int = 1000, now: datetime | None = None
 ) -> list[Dispatch]:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from models import lanes
 from models.base import row_id, utcnow
-from models.dispatches import Dispatch, DispatchStatus, Lease
+from models.dispatches import NOTHING_HELD, Dispatch, DispatchStatus, Lease
 from models.files import Output
 from models.hot_path import LOCK_WALLET, spell_out
 from models.jobs import Job, JobStatus
@@ -145,6 +145,27 @@ FOLLOW = Prepared(
     },
 )
 
+# Along the index of a fleet's leases: 0.2 ms with a thousand of them.
+GIVE_BACK = Prepared(
+    "give_back",
+    """
+    WITH given AS (
+        UPDATE ai_job_dispatches SET status = 'queued', lease_token = NULL,
+            lease_expires_at = NULL, worker_id = NULL, attempts = attempts - 1,
+            last_error = 'Requeued: ' || %(reason)s, updated_at = %(asked_at)s
+        WHERE status = 'leased' AND fleet_id = %(fleet)s AND worker_id = %(worker)s
+        RETURNING id, tenant_id, tenant_job_id, attempts
+    )
+    INSERT INTO worker_audit_logs
+        (id, at, event, actor, tenant_id, worker_id, dispatch_id, details)
+    SELECT gen_random_uuid(), %(asked_at)s, 'job.requeue', 'worker:' || %(worker)s, tenant_id,
+        %(worker)s, id, jsonb_build_object('job_id', tenant_job_id, 'attempt', attempts,
+            'reason', %(reason)s)
+    FROM given
+    """,
+    {"fleet": "uuid", "worker": "text", "reason": "text", "asked_at": "timestamptz"},
+)
+
 _NOTE_LEASE = """
     WITH leased AS ({lease}), noted AS (
         INSERT INTO worker_audit_logs
@@ -185,15 +206,21 @@ def lease(
     workflow_ids: list[UUID],
     worker_id: str,
     lease_seconds: int,
+    holds_nothing: bool = False,
 ) -> Dispatch | None:
-    """The same as lanes.lease with its audit row, in a transaction of its own. A copy."""
+    """The same as lanes.lease with its audit row, in a transaction of its own. A copy.
+
+    `holds_nothing`: after dispatches.give_back, with its audit rows.
+    """
     if not providers or not workflow_ids:
         return None
-    statement, constants = _lease_statement(tuple(sorted(set(providers))))
+    lease, constants = _lease_statement(tuple(sorted(set(providers))))
+    asked = {"asked_at": utcnow(), "reason": NOTHING_HELD}
     values = lanes.lease_values(fleet_id, workflow_ids, worker_id, lease_seconds, utcnow())
-    values |= constants | {"audit_id": row_id()}
+    values |= constants | asked | {"audit_id": row_id()}
+    first = (GIVE_BACK,) if holds_nothing else ()
     central = databases.engine("central")
-    return _copy_of(round_trip(central, NO_WAIT_FOR_DISK, statement, values=values))
+    return _copy_of(round_trip(central, NO_WAIT_FOR_DISK, *first, lease, values=values))
 
 
 @cache

@@ -26,12 +26,12 @@ def move(session: Session, *, stage: str, limit: int = 1000) -> list[tuple[UUID,
         )
         .join(serving, and_(serving.id == WorkflowFleet.fleet_id, serving.is_active))
         .where(Dispatch.status == DispatchStatus.QUEUED, serving.id != old.id)
-        .order_by(Dispatch.seq)  # so that each user's jobs stay in order
         .limit(limit)
         .with_for_update(skip_locked=True, of=Dispatch)
     )
     moved = []
-    for dispatch, fleet in session.execute(stranded).all():
+    # Sorted here, so that each user's jobs stay in order: there is no index to sort them by.
+    for dispatch, fleet in sorted(session.execute(stranded).all(), key=lambda row: row[0].seq):
         lanes.change_lane(session, dispatch, fleet_id=fleet.id, priority=dispatch.priority)
         moved.append((dispatch.id, fleet.slug))
     return moved

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from models import audit, dispatches, hot_worker, jobs, lanes, orders, payload, properties
 from models.dispatches import Dispatch, Lease
 from models.errors import DATABASE_AWAY, DependencyUnavailable, NotFound
@@ -47,10 +49,13 @@ class Leased:
         return next((asset["url"] for asset in self.assets if asset["is_primary_input"]), None)
 
 
-def lease(backend: Backend, worker: Identity, *, providers: list[str]) -> Leased | None:
+def lease(
+    backend: Backend, worker: Identity, *, providers: list[str], holds_nothing: bool = False
+) -> Leased | None:
+    """`holds_nothing`: the worker says so. What it was given, and never got, comes again."""
     wanted = [provider for provider in providers if provider in worker.providers]
     for _ in range(TRIES):
-        dispatch = _lease(backend, worker, wanted)
+        dispatch = _lease(backend, worker, wanted, holds_nothing)
         if dispatch is None:
             return None
         if leased := _prepare(backend, dispatch):
@@ -58,7 +63,9 @@ def lease(backend: Backend, worker: Identity, *, providers: list[str]) -> Leased
     return None
 
 
-def _lease(backend: Backend, worker: Identity, providers: list[str]) -> Dispatch | None:
+def _lease(
+    backend: Backend, worker: Identity, providers: list[str], holds_nothing: bool
+) -> Dispatch | None:
     terms: dict[str, Any] = {
         "fleet_id": worker.fleet_id,
         "providers": providers,
@@ -67,8 +74,10 @@ def _lease(backend: Backend, worker: Identity, providers: list[str]) -> Dispatch
         "lease_seconds": backend.settings.lease_seconds,
     }
     if backend.databases.on_postgres:
-        return hot_worker.lease(backend.databases, **terms)
+        return hot_worker.lease(backend.databases, **terms, holds_nothing=holds_nothing)
     with backend.databases.central() as session:
+        if holds_nothing:
+            _give_back(session, worker)
         dispatch = lanes.lease(session, **terms)
         if dispatch is not None:
             audit.record(
@@ -81,6 +90,13 @@ def _lease(backend: Backend, worker: Identity, providers: list[str]) -> Dispatch
                 attempt=dispatch.attempts,
             )
     return dispatch
+
+
+def _give_back(session: Session, worker: Identity) -> None:
+    reason = dispatches.NOTHING_HELD
+    given = dispatches.give_back(session, fleet_id=worker.fleet_id, worker_id=worker.worker_id)
+    for dispatch in given:
+        outcomes.note(session, "job.requeue", dispatch, actor=worker.actor, reason=reason)
 
 
 def _prepare(backend: Backend, dispatch: Dispatch) -> Leased | None:

@@ -116,6 +116,13 @@ def a_second_try(backend: Backend, ada: Person) -> None:
     reports.complete(backend, worker, gpu.take(backend, worker), outputs=[IMAGE])
 
 
+def a_lost_answer(backend: Backend, ada: Person) -> None:
+    orders.order(backend, ada)
+    worker = gpu.join(backend, "w1")
+    for _ in range(3):
+        assert gpu.poll(backend, worker, holds_nothing=True) is not None
+
+
 def a_cancelled_job(backend: Backend, ada: Person) -> None:
     job = orders.order(backend, ada)
     worker = gpu.join(backend, "w1")
@@ -141,6 +148,7 @@ def a_crash_between_the_databases(backend: Backend, ada: Person) -> None:
         a_video,
         a_video_that_a_newer_job_works_on,
         a_second_try,
+        a_lost_answer,
         a_cancelled_job,
         a_crash_between_the_databases,
     ],

@@ -40,8 +40,8 @@ def join(backend: Backend, worker_id: str | None = None, **given: Any) -> Identi
     return identify(backend, register(backend, worker_id, **given))
 
 
-def poll(backend: Backend, worker: Identity) -> leasing.Leased | None:
-    return leasing.lease(backend, worker, providers=["self_hosted"])
+def poll(backend: Backend, worker: Identity, **given: Any) -> leasing.Leased | None:
+    return leasing.lease(backend, worker, providers=["self_hosted"], **given)
 
 
 def take(backend: Backend, worker: Identity) -> Lease:

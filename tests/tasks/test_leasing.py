@@ -16,7 +16,7 @@ from models import dispatches, effects, jobs, lanes, ledger
 from models.audit import AuditLog
 from models.base import utcnow
 from models.dispatches import Dispatch
-from models.errors import DependencyUnavailable
+from models.errors import DependencyUnavailable, LeaseLost
 from models.jobs import Job
 from models.workers import Identity
 from tasks import outcomes, reports
@@ -222,3 +222,20 @@ def test_the_time_a_job_took_is_that_of_its_last_try(demo: Backend, ada: Person)
         seconds = effects.get(session, orders.EFFECT).last_processing_time_seconds
     assert seconds is not None
     assert seconds < 3600
+
+
+def test_a_job_whose_answer_got_lost_comes_again_with_the_next_poll(
+    demo: Backend, ada: Person
+) -> None:
+    job, _ = orders.order(demo, ada), orders.order(demo, ada)
+    other, worker = gpu.join(demo), gpu.join(demo)
+    lost = gpu.take(demo, worker)
+    kept = gpu.take(demo, other)
+    again = gpu.poll(demo, worker, holds_nothing=True)
+    assert again is not None
+    assert (again.dispatch.id, again.dispatch.attempts) == (lost.dispatch_id, 1)
+    assert again.dispatch.lease_token != lost.token
+    assert events(demo, job) == ["job.lease", "job.requeue", "job.lease"]
+    with pytest.raises(LeaseLost):
+        outcomes.check(demo, lost)
+    outcomes.check(demo, kept)  # nobody else's is touched

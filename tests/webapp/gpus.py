@@ -48,8 +48,8 @@ class Gpu:
         self.token = answered(self.register(), 201)["token"]
         return self
 
-    def poll(self) -> Json | None:
-        answer = self.call("poll", {"providers": ["self_hosted"], "current_load": 0})
+    def poll(self, **told: int) -> Json | None:
+        answer = self.call("poll", {"providers": ["self_hosted"], "current_load": 0} | told)
         return None if answer.status_code == 204 else answered(answer)
 
 

@@ -21,7 +21,7 @@ from tests.webapp.calls import (
     ordered,
     refused,
 )
-from tests.webapp.gpus import Gpu, events, job_of, lease_of, output, send
+from tests.webapp.gpus import Gpu, events, held, job_of, lease_of, output, send
 
 AppWith = Callable[..., Flask]
 
@@ -102,7 +102,23 @@ def test_a_job_that_ended_meanwhile_is_passed_over(gpu: Gpu, ada: Caller, backen
     leased = gpu.poll()
     assert leased is not None
     assert leased["job_id"] == waiting["id"]
-    assert gpu.poll() is None
+    assert Gpu(gpu.app, gpu.fleet).join().poll() is None
+
+
+def test_a_worker_that_holds_nothing_gets_the_job_whose_answer_was_lost(
+    gpu: Gpu, ada: Caller, backend: Backend
+) -> None:
+    first, second = ordered(ada, gpu.fleet), ordered(ada, gpu.fleet)
+    lost, again = held(gpu), held(gpu)
+    assert [lost["job_id"], again["job_id"]] == [first["id"], first["id"]]
+    assert (again["attempt"], job_of(ada, first)["status"]) == (1, "processing")
+    refused(gpu.call("heartbeat", lease_of(lost)), 409, "lease_lost")
+    assert events(backend, lost["dispatch_id"]) == ["job.lease", "job.requeue", "job.lease"]
+    assert gpu.poll(current_load=1) is None  # it is busy: it keeps what it has
+    another = gpu.poll(max_concurrency=2)  # it may hold several, and asks for one more
+    assert another is not None
+    assert another["job_id"] == second["id"]
+    answered(gpu.call("heartbeat", lease_of(again)))
 
 
 def test_a_job_that_cannot_be_put_together_is_failed_and_refunded(
