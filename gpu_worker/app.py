@@ -25,7 +25,9 @@ TASK = "gpu_worker.run"
 JOBS_PER_TICKET = 20  # then back to Celery, so that its events show what goes on
 POLL_SECONDS = 30.0  # how long a poll is repeated while the webapp is away
 
-_VISIBILITY_SECONDS = 7200  # longer than any ticket is held; the lease brings jobs back, not this
+# A ticket that is held longer is delivered again: whoever takes it asks for a job, and finds
+# one or none. The lease brings jobs back, not this.
+_VISIBILITY_SECONDS = 7200
 
 
 def make_app(redis_url: str, queue: str) -> Celery:

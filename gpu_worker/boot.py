@@ -122,9 +122,11 @@ class Boot:
             idle_seconds=idle_seconds,
             on_draining=lambda draining: (door.close if draining else door.open)(DRAINING),
         )
-        health = HealthWatch(self.providers.values(), door, is_busy=lambda: keeper.held is not None)
+        self.health = HealthWatch(
+            self.providers.values(), door, is_busy=lambda: keeper.held is not None
+        )
         keeper.start()
-        health.start()
+        self.health.start()
         return Tools(
             backend=self.backend,
             keeper=keeper,
@@ -140,12 +142,13 @@ class Boot:
             folder=self._jobs_folder(),
             job_seconds=settings.job_seconds,
             stop_reason=lambda: self.stopping.reason,
-            on_unwell=health.report,
+            on_unwell=self.health.report,
         )
 
     def _prepare_to_stop(self, door: Door, tools: Tools) -> None:
         self.stopping.on_begin(lambda: door.close(STOPPING))
         self.stopping.on_begin(tools.keeper.stop_work)
+        self.stopping.on_begin(self.health.close)  # ComfyUI is to be stopped, not looked after
 
         def leave() -> None:
             tools.keeper.close()
@@ -156,6 +159,10 @@ class Boot:
             else:
                 self._token_file().unlink(missing_ok=True)
             tools.protection.close()
+            tools.cache.close()
+            if tools.keeper.held is None:  # otherwise it is still being stopped
+                for provider in self.providers.values():
+                    provider.close()
 
         self.stopping.on_leave(leave, after=tools.keeper.await_report)
 
@@ -167,11 +174,13 @@ class Boot:
             self.stopping.begin(reason)
             os.kill(os.getpid(), signal.SIGTERM)  # Celery's own way out, from here on
 
-        SpotMonitor(
+        monitor = SpotMonitor(
             Imds(self.settings.metadata_url),
             every_seconds=self.settings.spot_poll_seconds,
             on_notice=notice,
-        ).start()
+        )
+        monitor.start()
+        self.stopping.on_begin(monitor.cease)
 
     def _well(self) -> None:
         for provider in self.providers.values():
@@ -182,8 +191,6 @@ class Boot:
 
     def _clear_leftovers(self) -> None:
         """Of jobs that a crash cut short. The folder is this worker's alone."""
-        for provider in self.providers.values():
-            provider.take_over(self._jobs_folder())
         shutil.rmtree(self._jobs_folder(), ignore_errors=True)
         try:
             self._jobs_folder().mkdir(parents=True, mode=0o700)
@@ -191,6 +198,8 @@ class Boot:
             raise BadSetting(
                 f"COMFYFLEET_STATE_DIR: {self._jobs_folder()} can't be used: {error.strerror}."
             ) from error
+        for provider in self.providers.values():
+            provider.take_over(self.folder)
 
     def _token_file(self) -> Path:
         return self.folder / "token"

@@ -29,6 +29,7 @@ ANSWER_SECONDS = 5.0
 # ComfyUI writes an upload to disk, or reads a result from it, before the first byte comes.
 TRANSFER_SECONDS = 30.0
 CHUNK_BYTES = 1 << 20
+WITHOUT_METADATA = "--disable-metadata"
 
 
 class Gone(Unwell):
@@ -182,6 +183,13 @@ class ComfyUI:
             raise Gone("ComfyUI is not reachable.", trace=str(error)) from error
         _require_good(f"{method} {path}", response.status_code, response)
         return response
+
+
+def writes_no_metadata(stats: dict[str, Any]) -> bool:
+    """By the options it was started with. One that does not tell them is not suspected."""
+    system = stats.get("system")
+    argv = system.get("argv") if isinstance(system, dict) else None
+    return not isinstance(argv, list) or WITHOUT_METADATA in argv
 
 
 def _require_good(call: str, status: int, body: str | requests.Response) -> None:

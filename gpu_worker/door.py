@@ -25,7 +25,7 @@ class Door:
         return not self._reasons
 
     def use(self, consumer: Any) -> None:
-        """Celery's consumer is ready, for the first time or again after the broker was away."""
+        """Celery's consumer, once it is ready; the same one connects again by itself."""
         with self._lock:
             self._consumer = consumer
             if self._reasons:

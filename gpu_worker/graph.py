@@ -7,13 +7,18 @@ Progress is the share of nodes done, and it never goes back. Nodes weigh very di
 so it says that something moves, not how long it will take.
 """
 
+import random
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from uuid import uuid4
 
-from gpu_worker.provider import JobFailed
+from gpu_worker.outputs import ENDINGS
+from gpu_worker.provider import Asset, JobFailed
 
 Graph = dict[str, Any]
 
+_NAME_CHARACTERS = 32
 INVALID = "invalid_workflow"  # the code of a graph that can't run anywhere
 
 
@@ -26,6 +31,23 @@ def require_runnable(graph: Graph, *, output_node_id: str | None = None) -> None
             raise JobFailed(f"Node {node_id} of the workflow has no type.", code=INVALID)
     if output_node_id is not None and output_node_id not in graph:
         raise JobFailed(f"The workflow has no node {output_node_id} for its result.", code=INVALID)
+
+
+def canary() -> Graph:
+    """The simplest that shows whether anything runs."""
+    size = {"width": 16, "height": 16, "batch_size": 1}
+    colour = random.randrange(1 << 24)  # noqa: S311 - never one that the cache has
+    return {
+        "1": {"class_type": "EmptyImage", "inputs": {**size, "color": colour}},
+        "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
+    }
+
+
+def name_for(asset: Asset) -> str:
+    """By content, so that ComfyUI stores a file that it has already only once."""
+    stem = re.sub(r"[^A-Za-z0-9]", "", asset.content_hash)[:_NAME_CHARACTERS] or uuid4().hex
+    own = re.sub(r"[^a-z0-9]", "", asset.filename.rpartition(".")[2].lower())[:8]
+    return f"{stem}.{ENDINGS.get(asset.mime_type) or own or 'bin'}"
 
 
 def fill(graph: Graph, names: Mapping[str, str]) -> Graph:

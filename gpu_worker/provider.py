@@ -48,8 +48,8 @@ class Provider(Protocol):
     name: str
 
     def take_over(self, folder: Path) -> None:
-        """Learn from the jobs' folders in `folder`, which a crash left, what may still be at
-        work; the next check ends it."""
+        """Learn from `folder` what a process before this one left at work; the next check ends
+        it. What this one might leave is noted there too. It outlives jobs and crashes."""
 
     def check(self) -> None:
         """Return if it can take a job now; raise Unwell if not."""
@@ -57,6 +57,9 @@ class Provider(Protocol):
     def run(self, work: Work, *, progress: Progress, stop: threading.Event) -> list[OutputFile]:
         """Run to the end. Raises JobFailed, Unwell, or Stopped soon after `stop` is set,
         with nothing of the job left running."""
+
+    def close(self) -> None:
+        """No more calls will come."""
 
 
 class JobFailed(Exception):

@@ -6,8 +6,6 @@ to run a tiny prompt, before it is trusted with the next job.
 """
 
 import logging
-import random
-import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,20 +13,19 @@ from uuid import uuid4
 
 from gpu_worker import comfyui_errors, graph, leftovers, outputs
 from gpu_worker.cancellation import CONFIRM_SECONDS, STOPPED_SECONDS, cancel
-from gpu_worker.comfyui import ComfyUI, Refused
+from gpu_worker.comfyui import WITHOUT_METADATA, ComfyUI, Refused, writes_no_metadata
 from gpu_worker.comfyui_socket import KeptSocket
 from gpu_worker.comfyui_watch import Stalled, Stalls, Watch
 from gpu_worker.graph import Graph, Meter
 from gpu_worker.outputs import Output, SavedText
 from gpu_worker.patience import Patience
+from gpu_worker.prompts_at_work import PromptsAtWork
 from gpu_worker.provider import Asset, JobFailed, OutputFile, Progress, Stopped, Unwell, Work
 
 logger = logging.getLogger(__name__)
 
 STATS_SECONDS = 3.0
 LAST_LOOK_SECONDS = 1.0
-PROMPT_FILE = "prompt"  # in a job's folder, for whoever comes after a crash
-_NAME_CHARACTERS = 32
 
 
 class SelfHosted:
@@ -51,19 +48,19 @@ class SelfHosted:
         self.canary_seconds = canary_seconds
         self.tidy_folder = tidy_folder
         self.suspicious = False  # whether the next check has to see a prompt run
-        self.not_ended: set[str] = set()  # prompts given up that may still be at work
+        self.prompts = PromptsAtWork()
+        self.looked_at_options = False
 
     def close(self) -> None:
         self.socket.close()
         self.comfyui.close()
 
     def take_over(self, folder: Path) -> None:
-        kept = {path.read_text().strip() for path in folder.glob(f"*/{PROMPT_FILE}")}
-        self.not_ended |= kept - {""}  # without an id, ComfyUI would interrupt whatever runs
+        self.prompts.keep_in(folder / f"prompts-{self.name}.json")
 
     def check(self) -> None:
         try:
-            self.comfyui.stats(seconds=STATS_SECONDS)
+            self._look_at_options(self.comfyui.stats(seconds=STATS_SECONDS))
             self._end_what_was_given_up()
             if self.suspicious:
                 self._run_canary()
@@ -98,12 +95,16 @@ class SelfHosted:
         """Run a graph; its history entry, whether it succeeded or failed."""
         socket = self.socket.ready()
         patience.check()
+        self.prompts.begin(prompt_id)
         try:
             accepted = self.comfyui.submit(filled, prompt_id=prompt_id, client_id=socket.client_id)
-            prompt_id = accepted.prompt_id  # an older ComfyUI makes its own
+            if accepted.prompt_id != prompt_id:  # an older ComfyUI makes its own
+                self.prompts.end(prompt_id)
+                prompt_id = accepted.prompt_id
+                self.prompts.begin(prompt_id)
             if accepted.node_errors:
                 raise comfyui_errors.partial_acceptance(accepted.node_errors, names=names)
-            return Watch(
+            entry = Watch(
                 self.comfyui,
                 socket,
                 prompt_id=prompt_id,
@@ -113,27 +114,42 @@ class SelfHosted:
                 stalls=stalls,
             ).until_end()
         except Refused as refused:
+            self.prompts.end(prompt_id)
             raise comfyui_errors.refusal(refused.status, refused.body, names=names) from None
         except BaseException as trouble:
-            is_hurried = isinstance(trouble, Stopped)
-            seconds = STOPPED_SECONDS if is_hurried else CONFIRM_SECONDS
-            if not cancel(self.comfyui, prompt_id, seconds=seconds):
-                self.not_ended.add(prompt_id)
-            if self.not_ended or isinstance(trouble, Stalled):
+            self._cancel(prompt_id, is_hurried=isinstance(trouble, Stopped))
+            if self.prompts.given_up or isinstance(trouble, Stalled):
                 self.suspicious = True
             raise
+        self.prompts.end(prompt_id)
+        return entry
+
+    def _cancel(self, prompt_id: str, *, is_hurried: bool = False) -> bool:
+        seconds = STOPPED_SECONDS if is_hurried else CONFIRM_SECONDS
+        has_ended = cancel(self.comfyui, prompt_id, seconds=seconds)
+        (self.prompts.end if has_ended else self.prompts.give_up)(prompt_id)
+        return has_ended
 
     def _end_what_was_given_up(self) -> None:
-        for prompt_id in list(self.not_ended):
-            if not cancel(self.comfyui, prompt_id):
+        for prompt_id in self.prompts.given_up:
+            if not self._cancel(prompt_id):
                 raise Unwell("ComfyUI still runs a prompt that was given up.")
-            self.not_ended.discard(prompt_id)
+
+    def _look_at_options(self, stats: dict[str, Any]) -> None:
+        if self.looked_at_options:
+            return
+        self.looked_at_options = True
+        if not writes_no_metadata(stats):
+            logger.warning(
+                "Results will carry the workflow in their metadata; start ComfyUI with %s.",
+                WITHOUT_METADATA,
+            )
 
     def _run_canary(self) -> None:
         patience = Patience(stop=threading.Event(), deadline_seconds=self.canary_seconds)
         try:
             entry = self.execute(
-                _canary(),
+                graph.canary(),
                 prompt_id=str(uuid4()),
                 names={},
                 progress=lambda _share, _node: None,
@@ -162,7 +178,6 @@ class _Run:
 
     def to_the_end(self) -> list[OutputFile]:
         names = {asset.placeholder: self._upload(asset) for asset in self.work.assets}
-        (self.work.folder / PROMPT_FILE).write_text(self.prompt_id)
         self.entry = self.provider.execute(
             graph.fill(self.work.graph, names),
             prompt_id=self.prompt_id,
@@ -184,7 +199,7 @@ class _Run:
     def _upload(self, asset: Asset) -> str:
         try:
             name = self.comfyui.upload(
-                asset.path, name=_upload_name(asset), check=self.patience.check
+                asset.path, name=graph.name_for(asset), check=self.patience.check
             )
         except Refused as refused:
             if refused.status == 413:
@@ -232,19 +247,3 @@ class _Run:
             return self.comfyui.history(self.prompt_id, seconds=LAST_LOOK_SECONDS)
         except (Unwell, Refused):
             return None
-
-
-def _upload_name(asset: Asset) -> str:
-    """By content, so that ComfyUI stores a file that it has already only once."""
-    stem = re.sub(r"[^A-Za-z0-9]", "", asset.content_hash)[:_NAME_CHARACTERS] or uuid4().hex
-    own = re.sub(r"[^a-z0-9]", "", asset.filename.rpartition(".")[2].lower())[:8]
-    return f"{stem}.{outputs.ENDINGS.get(asset.mime_type) or own or 'bin'}"
-
-
-def _canary() -> Graph:
-    size = {"width": 16, "height": 16, "batch_size": 1}
-    colour = random.randrange(1 << 24)  # noqa: S311 - never one that the cache has
-    return {
-        "1": {"class_type": "EmptyImage", "inputs": {**size, "color": colour}},
-        "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
-    }

@@ -38,8 +38,12 @@ class SpotMonitor:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self) -> None:
+    def cease(self) -> None:
+        """Look no more, without waiting for the look that may be under way."""
         self._closed.set()
+
+    def close(self) -> None:
+        self.cease()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_SECONDS)
 

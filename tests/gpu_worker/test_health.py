@@ -26,6 +26,9 @@ class Patient:
     def take_over(self, folder: Path) -> None:
         raise NotImplementedError("Only its health is looked at.")
 
+    def close(self) -> None:
+        raise NotImplementedError("Only its health is looked at.")
+
     def check(self) -> None:
         self.looks += 1
         if self.trouble:

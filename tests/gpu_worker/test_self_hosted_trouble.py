@@ -1,5 +1,6 @@
 """The provider when ComfyUI is stuck, killed, silent or slow to answer, on real processes."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,54 @@ def test_a_node_that_can_not_be_stopped_is_left_within_seconds(own: Any, tmp_pat
         with pytest.raises(Stopped):
             future.result(SECONDS)
         assert runs.provider.suspicious
+
+
+def kept(folder: Path) -> list[str]:
+    found: list[str] = json.loads((folder / "prompts-self_hosted.json").read_text())
+    return found
+
+
+def test_a_prompt_that_would_not_end_is_known_to_the_process_that_comes_after(
+    own: Any, tmp_path: Path
+) -> None:
+    with runner(own.url, tmp_path / "work") as runs:
+        runs.provider.take_over(tmp_path)
+        with runs.running(hanging()) as future:
+            runs.stop.set()
+            with pytest.raises(Stopped):
+                future.result(SECONDS)
+        assert kept(tmp_path) == runs.queue("queue_running")
+    with runner(own.url, tmp_path / "work") as later:
+        later.provider.take_over(tmp_path)
+        with pytest.raises(Unwell, match="still runs"):
+            later.provider.check()
+        own.restart()
+        later.provider.check()
+        assert kept(tmp_path) == []
+
+
+def test_a_prompt_is_known_from_before_it_runs_until_it_has_ended(own: Any, tmp_path: Path) -> None:
+    with runner(own.url, tmp_path / "work") as runs:
+        runs.provider.take_over(tmp_path)
+        with runs.running(slow_image(SECONDS)) as future:
+            assert kept(tmp_path) == runs.queue("queue_running")  # what a crash would leave
+            runs.provider.check()  # ends nothing that somebody follows
+            assert not future.done()
+            runs.stop.set()
+            with pytest.raises(Stopped):
+                future.result(SECONDS)
+        assert kept(tmp_path) == []
+        runs.run(empty_image())
+        assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", '[""]', "[1, null]"])
+def test_notes_that_make_no_sense_stop_nothing(own: Any, tmp_path: Path, content: str) -> None:
+    (tmp_path / "prompts-self_hosted.json").write_text(content)
+    with runner(own.url, tmp_path / "work") as runs:
+        runs.provider.take_over(tmp_path)
+        runs.provider.check()
+        assert runs.run(empty_image())
 
 
 def test_a_killed_comfyui_is_noticed_at_once(own: Any, tmp_path: Path) -> None:

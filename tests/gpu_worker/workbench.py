@@ -37,6 +37,9 @@ class Painter:
     def check(self) -> None:
         return
 
+    def close(self) -> None:
+        return
+
     def run(self, work: Work, *, progress: Progress, stop: threading.Event) -> list[OutputFile]:
         del stop  # too quick to be stopped
         self.works.append(work)
