@@ -106,7 +106,8 @@ def _prepare(backend: Backend, dispatch: Dispatch) -> Leased | None:
         _postpone(backend, dispatch)
         raise
     except Exception as error:
-        return _refuse(backend, dispatch, error)
+        _refuse(backend, dispatch, error)
+        return None
     if not job.is_active:
         outcomes.settle(backend, job)
         return None
@@ -122,7 +123,8 @@ def _prepare(backend: Backend, dispatch: Dispatch) -> Leased | None:
         )
         raise
     except Exception as error:
-        return _refuse(backend, dispatch, error)
+        _refuse(backend, dispatch, error)
+        return None
 
 
 def _refuse(backend: Backend, dispatch: Dispatch, error: Exception) -> None:
