@@ -1,12 +1,17 @@
 """Who this worker is: settings completed by what the instance knows of itself.
 
 What the environment says always wins. Metadata is asked only for what is missing, and SSM only
-for the fleet secret.
+for the fleet secret. Off EC2 a name is drawn once and kept, so that a worker that starts again
+is the one it was: it finds its folder, and the webapp knows it.
 """
 
+import fcntl
+import itertools
+import os
 import secrets
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gpu_worker.imds import Imds
@@ -26,10 +31,38 @@ def complete(settings: Settings) -> Settings:
     if settings.on_ec2 and not settings.asg_name:
         settings = replace(settings, asg_name=f"asg-{settings.stage}-{settings.fleet_slug}")
     if not settings.worker_id:
-        settings = replace(settings, worker_id=f"{socket.gethostname()}-{secrets.token_hex(4)}")
+        settings = replace(settings, worker_id=_kept_name(Path(settings.state_dir)))
     if not settings.fleet_secret:
         settings = replace(settings, fleet_secret=_secret_parameter(settings))
     return settings
+
+
+def _kept_name(folder: Path) -> str:
+    """The first in this folder that no other process goes by."""
+    names = itertools.chain(["worker-id"], (f"worker-id-{n}" for n in itertools.count(2)))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = next(file for name in names if (file := _locked(folder / name)) is not None)
+        if kept := os.pread(file, 200, 0).decode().strip():
+            return kept
+        drawn = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        os.pwrite(file, drawn.encode(), 0)
+    except OSError as error:
+        raise BadSetting(
+            f"{variable('state_dir')}: {folder} can't be used: {error.strerror}."
+        ) from error
+    return drawn
+
+
+def _locked(path: Path) -> int | None:
+    """Open until this process ends, and the lock with it. None: another process has it."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return file
 
 
 def _from_instance(settings: Settings) -> Settings:

@@ -1,8 +1,12 @@
 """Settings of the worker: from the environment, then from the instance, and never guessed."""
 
 import logging
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +17,7 @@ from scripts.imds_stand_in import ImdsStandIn
 from scripts.server_process import free_port
 from tests.gpu_worker.aws import ENVIRONMENT, REGION, aws
 
+CODE = Path(__file__).parents[2]
 ENOUGH = {
     "COMFYFLEET_BACKEND_URL": "http://127.0.0.1:8000",
     "COMFYFLEET_REDIS_URL": "redis://:pass-of-redis@127.0.0.1:6379/0",
@@ -25,6 +30,12 @@ ENOUGH = {
 def stand_in() -> Iterator[ImdsStandIn]:
     with ImdsStandIn() as started:
         yield started
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The state folder is relative, and a name is kept in it."""
+    monkeypatch.chdir(tmp_path)
 
 
 def from_env(**given: str) -> Settings:
@@ -107,8 +118,33 @@ def test_what_is_missing_is_named(name: str) -> None:
         identity.complete(from_env(**{name: ""}))
 
 
-def test_off_ec2_a_worker_is_named_after_its_host() -> None:
-    first, second = identity.complete(from_env()), identity.complete(from_env())
+NAMED = """
+from gpu_worker import identity
+from gpu_worker.settings import Settings
+print(identity.complete(Settings.from_env()).worker_id)
+"""
+
+
+def test_off_ec2_a_worker_keeps_the_name_it_drew(tmp_path: Path) -> None:
+    given = ENOUGH | {"COMFYFLEET_STATE_DIR": str(tmp_path), "PYTHONPATH": str(CODE)}
+    names = [
+        subprocess.run(
+            [sys.executable, "-c", NAMED], env=given, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    assert names[0] == names[1]
+    assert names[0].startswith(f"{socket.gethostname()}-")
+
+
+def test_a_folder_that_can_not_hold_the_name_is_told() -> None:
+    with pytest.raises(BadSetting, match="COMFYFLEET_STATE_DIR: /dev/null can't be used"):
+        identity.complete(from_env(COMFYFLEET_STATE_DIR="/dev/null"))
+
+
+def test_two_at_once_have_two_names(tmp_path: Path) -> None:
+    given = {"COMFYFLEET_STATE_DIR": str(tmp_path)}
+    first, second = identity.complete(from_env(**given)), identity.complete(from_env(**given))
     assert first.worker_id != second.worker_id
     assert (first.stage, first.asg_name, first.region) == ("dev", "", "")
     named = identity.complete(from_env(COMFYFLEET_WORKER_ID="local-1", COMFYFLEET_STAGE="test"))
