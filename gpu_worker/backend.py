@@ -130,7 +130,12 @@ class Backend:
         return answer
 
     def poll(self) -> Lease | None:
-        asked = {"providers": self._membership.providers, "current_load": 0, "max_concurrency": 1}
+        asked = {
+            "providers": self._membership.providers,
+            "current_load": 0,
+            "max_concurrency": 1,
+            "holds_nothing": True,  # one whose answer got lost comes again
+        }
         answer = self._post("poll", asked)
         return Lease.from_json(answer) if answer else None
 

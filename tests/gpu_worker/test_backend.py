@@ -157,6 +157,7 @@ def test_nothing_to_do_is_no_lease(webapp: BackendStandIn) -> None:
         "providers": ["small"],
         "current_load": 0,
         "max_concurrency": 1,
+        "holds_nothing": True,
     }
 
 

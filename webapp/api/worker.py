@@ -72,10 +72,8 @@ def poll(asked: dict[str, Any]) -> Response:
     is_full = asked["current_load"] >= asked["max_concurrency"]
     if is_full or worker().is_draining:
         return Response(status=204)
-    # Of a worker that runs several at once, not all polls are under way one after the other.
-    holds_nothing = asked["current_load"] == 0 and asked["max_concurrency"] == 1
     leased = leasing.lease(
-        backend(), worker(), providers=asked["providers"], holds_nothing=holds_nothing
+        backend(), worker(), providers=asked["providers"], holds_nothing=asked["holds_nothing"]
     )
     return jsonify(lease_shape(leased)) if leased else Response(status=204)
 

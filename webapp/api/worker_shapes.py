@@ -81,6 +81,12 @@ class PollSchema(ProvidersSchema):
     current_load = fields.Integer(
         load_default=0, validate=validate.Range(0, 64), metadata=example(0, "Jobs it has now.")
     )
+    holds_nothing = fields.Boolean(
+        load_default=False,
+        metadata=example(
+            True, "It holds no lease: one whose answer it never got is given to it again."
+        ),
+    )
 
 
 class AssetSchema(Schema):
