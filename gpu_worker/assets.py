@@ -21,7 +21,15 @@ from uuid import uuid4
 
 import requests
 
-from gpu_worker.downloads import AssetGone, AssetUnavailable, Downloaded, Patience, download, shown
+from gpu_worker.downloads import (
+    AssetGone,
+    AssetUnavailable,
+    Downloaded,
+    Limit,
+    Patience,
+    download,
+    shown,
+)
 from gpu_worker.provider import Stopped
 
 logger = logging.getLogger(__name__)
@@ -73,73 +81,76 @@ class AssetCache:
 
     @contextmanager
     def fetch(
-        self, url: str, content_hash: str | None, *, stop: threading.Event | None = None
+        self,
+        url: str,
+        content_hash: str | None,
+        *,
+        stop: threading.Event | None = None,
+        longest_seconds: float = float("inf"),
     ) -> Iterator[Path]:
         """The file, for reading only, and there for as long as the `with` block lasts.
 
         Without a hash nothing is kept. Raises AssetGone, AssetDamaged, AssetUnavailable, or
         Stopped soon after `stop` is set.
         """
-        stop = stop or threading.Event()
+        seconds = min(longest_seconds, self._patience.longest_seconds)
+        limit = Limit(stop or threading.Event(), time.monotonic() + seconds)
         self._folder.mkdir(parents=True, exist_ok=True)  # a person may have cleared it
         if content_hash:
-            held, temporary = self._get(url, _checked(content_hash), stop)
+            held, temporary = self._get(url, _checked(content_hash), limit)
         else:
-            held, temporary = self._get_unnamed(url, stop), True
+            held, temporary = self._get_unnamed(url, limit), True
         try:
             yield held.path
         finally:
             held.let_go(remove=temporary)
 
-    def _get(self, url: str, content_hash: str, stop: threading.Event) -> tuple[_Held, bool]:
+    def _get(self, url: str, content_hash: str, limit: Limit) -> tuple[_Held, bool]:
         """The file, and whether it is to be removed afterwards."""
-        ends_at = time.monotonic() + self._patience.longest_seconds
         part = self._folder / f"{content_hash}.part"
         while True:
             if kept := self._kept(content_hash):
                 return kept, False
             if held := _locked(part):
-                return self._fill(held, url, content_hash, stop)
+                return self._fill(held, url, content_hash, limit)
             # Somebody is downloading it right now: theirs will do.
-            if time.monotonic() > ends_at:
+            if time.monotonic() > limit.ends_at:
                 raise AssetUnavailable(f"{shown(url)} is being downloaded, but takes too long.")
-            if stop.wait(_LOOK_SECONDS):
+            if limit.stop.wait(_LOOK_SECONDS):
                 raise Stopped
 
-    def _get_unnamed(self, url: str, stop: threading.Event) -> _Held:
+    def _get_unnamed(self, url: str, limit: Limit) -> _Held:
         held = self._new_part()
         try:
-            self._download(url, held.file, stop)
+            self._download(url, held.file, limit)
         except BaseException:
             held.let_go(remove=True)
             raise
         return held
 
-    def _fill(
-        self, part: _Held, url: str, content_hash: str, stop: threading.Event
-    ) -> tuple[_Held, bool]:
+    def _fill(self, part: _Held, url: str, content_hash: str, limit: Limit) -> tuple[_Held, bool]:
         try:
             if kept := self._kept(content_hash):  # came while we went for the lock
                 part.let_go(remove=True)
                 return kept, False
-            size_bytes = self._download_as_promised(url, content_hash, part.file, stop)
+            size_bytes = self._download_as_promised(url, content_hash, part.file, limit)
             return self._place(part, content_hash, size_bytes)
         except BaseException:
             part.let_go(remove=True)
             raise
 
     def _download_as_promised(
-        self, url: str, content_hash: str, file: BinaryIO, stop: threading.Event
+        self, url: str, content_hash: str, file: BinaryIO, limit: Limit
     ) -> int:
         for _ in range(_TRIES):
-            came = self._download(url, file, stop)
+            came = self._download(url, file, limit)
             if came.sha256 == content_hash:
                 return came.size_bytes
             logger.warning("%s has the hash %s, not %s.", shown(url), came.sha256, content_hash)
         raise AssetDamaged(f"{shown(url)} has the hash {came.sha256}, not {content_hash}.")
 
-    def _download(self, url: str, file: BinaryIO, stop: threading.Event) -> Downloaded:
-        return download(self._session, url, file, patience=self._patience, stop=stop)
+    def _download(self, url: str, file: BinaryIO, limit: Limit) -> Downloaded:
+        return download(self._session, url, file, patience=self._patience, limit=limit)
 
     def _place(self, part: _Held, content_hash: str, size_bytes: int) -> tuple[_Held, bool]:
         """Give the file its name. Nobody can evict it before it is locked as used."""

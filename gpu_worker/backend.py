@@ -110,6 +110,10 @@ class Backend:
         self._read_seconds = read_seconds
         self.token = token
 
+    def close(self) -> None:
+        """The connection of the calling thread; those of others go with their threads."""
+        self._wire.close()
+
     def register(self) -> dict[str, Any]:
         """Join the fleet. The old token, if there is one, shows that we are who we were."""
         member = self._membership

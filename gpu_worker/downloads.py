@@ -62,32 +62,39 @@ class Patience:
     silence_seconds: float = _SILENCE_SECONDS  # without a byte, before a try counts as failed
 
 
+@dataclass(frozen=True)
+class Limit:
+    """When fetching ends, whether the file came or not."""
+
+    stop: threading.Event
+    ends_at: float
+
+
 def download(
     session: requests.Session,
     url: str,
     file: BinaryIO,
     *,
     patience: Patience,
-    stop: threading.Event,
+    limit: Limit,
 ) -> Downloaded:
     """Replace what is in `file` by what is at the address.
 
-    Raises AssetGone, AssetUnavailable, or Stopped soon after `stop` is set.
+    Raises AssetGone, AssetUnavailable, or Stopped soon after the limit's `stop` is set.
     """
-    ends_at = time.monotonic() + patience.longest_seconds
     give_up_at: float | None = None
     pause_seconds = _FIRST_PAUSE_SECONDS
     while True:
         reader = _Reader(session, url, patience.silence_seconds)
         try:
-            with closing(reader.pieces(stop=stop, ends_at=ends_at)) as pieces:
+            with closing(reader.pieces(limit)) as pieces:
                 return _save(pieces, file)
         except _BrokenOff as failure:
             now = time.monotonic()
-            give_up_at = give_up_at or min(now + patience.seconds, ends_at)
+            give_up_at = give_up_at or min(now + patience.seconds, limit.ends_at)
             if now + pause_seconds > give_up_at:
                 raise AssetUnavailable(f"{shown(url)} can't be had: {failure}.") from None
-        if stop.wait(pause_seconds):
+        if limit.stop.wait(pause_seconds):
             raise Stopped
         pause_seconds = min(2 * pause_seconds, _LAST_PAUSE_SECONDS)
 
@@ -129,19 +136,19 @@ class _Reader:
         self._came: queue.Queue[bytes | Exception | None] = queue.Queue(_PIECES_AHEAD)
         self._left = threading.Event()
 
-    def pieces(self, *, stop: threading.Event, ends_at: float) -> Generator[bytes, None, None]:
+    def pieces(self, limit: Limit) -> Generator[bytes, None, None]:
         threading.Thread(target=self._run, name="download", daemon=True).start()
         try:
-            while (piece := self._next(stop, ends_at)) is not None:
+            while (piece := self._next(limit)) is not None:
                 yield piece
         finally:
             self._left.set()
 
-    def _next(self, stop: threading.Event, ends_at: float) -> bytes | None:
+    def _next(self, limit: Limit) -> bytes | None:
         while True:
-            if stop.is_set():
+            if limit.stop.is_set():
                 raise Stopped
-            if time.monotonic() > ends_at:
+            if time.monotonic() > limit.ends_at:
                 raise AssetUnavailable(f"{shown(self._url)} takes too long.")
             try:
                 piece = self._came.get(timeout=_LOOK_SECONDS)

@@ -23,6 +23,7 @@ from gpu_worker.assets import AssetCache, AssetGone, AssetUnavailable
 from gpu_worker.backend import Backend, Lease, LeaseLost, Refused, Unreachable
 from gpu_worker.insistence import Insistence
 from gpu_worker.lease_keeper import CANCELLED, STOPPING, Held, LeaseKeeper
+from gpu_worker.patience import Patience
 from gpu_worker.provider import Asset, JobFailed, Provider, Stopped, Unwell, Work
 from gpu_worker.scale_in import ScaleInProtection
 from gpu_worker.uploads import Uploads
@@ -102,6 +103,9 @@ def _run(tools: Tools, held: Held) -> str:
 
 def _work(tools: Tools, held: Held) -> tuple[list[dict[str, Any]], Timings]:
     lease, timings = held.lease, Timings()
+    patience = Patience(
+        stop=held.stop, deadline_seconds=min(lease.deadline_seconds, tools.job_seconds)
+    )
     provider = tools.providers.get(lease.provider)
     if provider is None:
         raise Unwell(f"This worker has no provider {lease.provider!r}.")
@@ -110,23 +114,33 @@ def _work(tools: Tools, held: Held) -> tuple[list[dict[str, Any]], Timings]:
         ExitStack() as in_use,
     ):
         with timings.of("assets"):
-            assets = [_asset(tools, held.stop, in_use, asset) for asset in lease.assets]
+            assets = [_asset(tools, patience, in_use, asset) for asset in lease.assets]
         work = Work(
             job_id=lease.job_id,
             graph=lease.graph,
             output_node_id=lease.output_node_id,
             assets=assets,
-            deadline_seconds=min(lease.deadline_seconds, tools.job_seconds),
+            deadline_seconds=patience.left_seconds,
             folder=Path(folder),
         )
         with timings.of("run"):
             files = provider.run(work, progress=held.progress, stop=held.stop)
         with timings.of("upload"):
-            return tools.uploads.send(held, files), timings
+            return tools.uploads.send(held, files, patience=patience), timings
 
 
-def _asset(tools: Tools, stop: threading.Event, in_use: ExitStack, asset: dict[str, Any]) -> Asset:
-    path = in_use.enter_context(tools.cache.fetch(asset["url"], asset["content_hash"], stop=stop))
+def _asset(tools: Tools, patience: Patience, in_use: ExitStack, asset: dict[str, Any]) -> Asset:
+    fetching = tools.cache.fetch(
+        asset["url"],
+        asset["content_hash"],
+        stop=patience.stop,
+        longest_seconds=patience.left_seconds,
+    )
+    try:
+        path = in_use.enter_context(fetching)
+    except AssetUnavailable:
+        patience.check()  # it may be the whole job that took too long
+        raise
     return Asset(
         placeholder=asset["placeholder"],
         path=path,

@@ -23,6 +23,10 @@ AGAIN_SECONDS = 3.0  # after the webapp did not answer
 CANCELLED, LOST, STOPPING = "cancelled", "lost", "stopping"
 
 
+def _nothing() -> None:
+    pass
+
+
 class Held:
     """The job at work. `stop` is set when it shall not go on; `why` says the reason.
 
@@ -38,7 +42,7 @@ class Held:
         self.output_url, self.output_headers = lease.output_url, lease.output_headers
         self.reported = threading.Event()
         self._interrupting = threading.Lock()
-        self._on_interrupt: Callable[[], None] = lambda: None
+        self._on_interrupt: Callable[[], None] = _nothing
 
     def progress(self, share: float, node: str | None) -> None:
         self.share, self.node = share, node
@@ -103,6 +107,7 @@ class LeaseKeeper:
             yield held
         finally:
             self._hold(None, self._idle_seconds_left())
+            held.on_interrupt(_nothing)  # or the two would keep each other in memory
 
     def _idle_seconds_left(self) -> float:
         return self._last_beat + self._idle_seconds - time.monotonic()

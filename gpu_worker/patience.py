@@ -24,6 +24,10 @@ class Patience:
                 code="deadline_exceeded",
             )
 
+    @property
+    def left_seconds(self) -> float:
+        return max(self.deadline - time.monotonic(), 0.0)
+
     def wait(self, seconds: float) -> None:
         """Wait, but no longer than the run may go on."""
-        self.stop.wait(max(min(seconds, self.deadline - time.monotonic()), 0.0))
+        self.stop.wait(min(seconds, self.left_seconds))

@@ -8,7 +8,7 @@ job, and storage may be away for a minute: both are tried again.
 import hashlib
 import logging
 import os
-import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -17,6 +17,7 @@ import requests
 from gpu_worker.backend import Refused, Unreachable
 from gpu_worker.insistence import Insistence
 from gpu_worker.lease_keeper import Held, LeaseKeeper
+from gpu_worker.patience import Patience
 from gpu_worker.provider import JobFailed, OutputFile, Stopped, Unwell
 
 logger = logging.getLogger(__name__)
@@ -38,22 +39,26 @@ class Uploads:
         self._session = requests.Session()
         self._session.trust_env = False
 
-    def send(self, held: Held, files: list[OutputFile]) -> list[dict[str, Any]]:
-        """Upload all of them; returns what the report says of each."""
+    def send(
+        self, held: Held, files: list[OutputFile], *, patience: Patience
+    ) -> list[dict[str, Any]]:
+        """Upload all of them, as long as the job may go on; returns what the report says of
+        each."""
         described = [_describe(file) for file in files]
-        insistence = Insistence(seconds=self._patience_seconds, stop=held.stop)
+        seconds = min(self._patience_seconds, patience.left_seconds)
+        insistence = Insistence(seconds=seconds, stop=held.stop)
         waiting = list(range(len(files)))
         while waiting:
+            patience.check()
             addresses = self._addresses(held, described)
             if addresses is not None:
                 waiting = [
                     number
                     for number in waiting
-                    if not self._put(files[number], addresses[number], held.stop)
+                    if not self._put(files[number], addresses[number], patience)
                 ]
             if waiting and not insistence.pause():
-                if held.stop.is_set():
-                    raise Stopped("The upload was stopped.")
+                patience.check()
                 raise Unwell("The results could not be uploaded.")
         return described
 
@@ -76,13 +81,13 @@ class Uploads:
         by_name = {one["name"]: Address(one["url"], one["headers"]) for one in answered}
         return [by_name[output["name"]] for output in described]
 
-    def _put(self, file: OutputFile, address: Address, stop: threading.Event) -> bool:
+    def _put(self, file: OutputFile, address: Address, patience: Patience) -> bool:
         """False: another try may go better, with a fresh address."""
         try:
             with file.path.open("rb") as content:
                 response = self._session.put(
                     address.url,
-                    data=Stoppable(content, stop),
+                    data=Stoppable(content, patience.check),
                     headers=address.headers,
                     timeout=(_CONNECT_SECONDS, _SEND_SECONDS),
                     allow_redirects=False,
@@ -98,17 +103,16 @@ class Uploads:
 
 
 class Stoppable:
-    """A file on its way out, that can be stopped in the middle."""
+    """A file on its way out; `check` may raise to stop it in the middle."""
 
-    def __init__(self, content: BinaryIO, stop: threading.Event) -> None:
-        self._content, self._stop = content, stop
+    def __init__(self, content: BinaryIO, check: Callable[[], None]) -> None:
+        self._content, self._check = content, check
 
     def __len__(self) -> int:
         return os.fstat(self._content.fileno()).st_size
 
     def read(self, size: int = -1) -> bytes:
-        if self._stop.is_set():
-            raise Stopped("The upload was stopped.")
+        self._check()
         return self._content.read(size)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_worker.lease_keeper import Held, LeaseKeeper
+from gpu_worker.patience import Patience
 from gpu_worker.provider import OutputFile
 from gpu_worker.uploads import Uploads
 from tests.gpu_worker.backend_replies import Json
@@ -22,6 +23,7 @@ class Outbox:
     held: Held
     keeper: LeaseKeeper
     folder: Path
+    deadline_seconds: float = 60
 
     def made(self, name: str, content: bytes, mime_type: str = "image/png") -> OutputFile:
         path = self.folder / f"file-{len(list(self.folder.iterdir()))}"
@@ -30,7 +32,8 @@ class Outbox:
 
     def send(self, *files: OutputFile, patience_seconds: float = 10) -> list[Json]:
         uploads = Uploads(self.keeper, patience_seconds=patience_seconds)
-        return uploads.send(self.held, list(files))
+        patience = Patience(stop=self.held.stop, deadline_seconds=self.deadline_seconds)
+        return uploads.send(self.held, list(files), patience=patience)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,13 @@ def test_patience_has_an_end(webapp: BackendStandIn, outbox: Outbox) -> None:
     with pytest.raises(Unwell, match="could not be uploaded"):
         outbox.send(outbox.made("a.png", b"content"), patience_seconds=0.3)
     assert len(webapp.calls(RESULT)) > 1
+
+
+def test_the_deadline_of_the_job_ends_the_tries(webapp: BackendStandIn, outbox: Outbox) -> None:
+    webapp.always(RESULT, text("", status=500))
+    with pytest.raises(JobFailed, match=r"limit of 0\.5 seconds") as failed:
+        replace(outbox, deadline_seconds=0.5).send(outbox.made("a.png", b"content"))
+    assert failed.value.code == "deadline_exceeded"
 
 
 def test_a_stop_ends_the_tries(webapp: BackendStandIn, outbox: Outbox) -> None:

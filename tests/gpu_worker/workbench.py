@@ -138,3 +138,4 @@ def workbench(webapp: BackendStandIn, folder: Path) -> Iterator[Workbench]:
     yield Workbench(webapp, tools, unwell)
     keeper.close()
     tools.cache.close()
+    backend.close()
