@@ -328,10 +328,16 @@ NOTHING_HELD = "its worker asks for a job and has none: the answer that brought 
 def give_back(
     session: Session, *, fleet_id: UUID, worker_id: str, now: datetime | None = None
 ) -> list[Dispatch]:
-    """This worker holds nothing, it says. What it never got is next again, and does not count."""
+    """This worker holds nothing, it says. What it never got is next again, and does not count.
+
+    What ran out, or was abandoned when the worker began anew after a crash, counts: otherwise
+    a job that kills its worker would be tried for ever.
+    """
+    now = now or utcnow()
     statement = (
         update(Dispatch)
         .where(LEASED, Dispatch.fleet_id == fleet_id, Dispatch.worker_id == worker_id)
+        .where(Dispatch.lease_expires_at > now)
         .values(
             status=DispatchStatus.QUEUED,
             lease_token=None,  # nobody can know it
@@ -339,7 +345,7 @@ def give_back(
             worker_id=None,
             attempts=Dispatch.attempts - 1,
             last_error=f"Requeued: {NOTHING_HELD}",
-            updated_at=now or utcnow(),
+            updated_at=now,
         )
         .returning(Dispatch)
         .execution_options(synchronize_session=False)

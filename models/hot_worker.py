@@ -154,6 +154,7 @@ GIVE_BACK = Prepared(
             lease_expires_at = NULL, worker_id = NULL, attempts = attempts - 1,
             last_error = 'Requeued: ' || %(reason)s, updated_at = %(asked_at)s
         WHERE status = 'leased' AND fleet_id = %(fleet)s AND worker_id = %(worker)s
+          AND lease_expires_at > %(asked_at)s
         RETURNING id, tenant_id, tenant_job_id, attempts
     )
     INSERT INTO worker_audit_logs
