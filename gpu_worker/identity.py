@@ -109,4 +109,4 @@ def _ssm(settings: Settings) -> Any:
     from botocore.config import Config
 
     config = Config(connect_timeout=_CONNECT_SECONDS, read_timeout=_READ_SECONDS)
-    return boto3.client("ssm", region_name=settings.region or None, config=config)
+    return boto3.Session().client("ssm", region_name=settings.region or None, config=config)

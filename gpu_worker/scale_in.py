@@ -130,7 +130,7 @@ class ScaleInProtection:
         from botocore.config import Config
 
         config = Config(connect_timeout=2, read_timeout=5, retries={"total_max_attempts": 2})
-        return boto3.client(
+        return boto3.Session().client(
             "autoscaling",
             region_name=self._region or None,
             endpoint_url=self._endpoint_url,

@@ -131,7 +131,7 @@ def _auto_scaling_group_of(instance_id: str, *, else_region: str) -> str | None:
     # Containers on AWS say AWS_REGION; boto3 itself reads AWS_DEFAULT_REGION and its files.
     region = os.environ.get("AWS_REGION") or boto3.Session().region_name or else_region
     patience = Config(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 2})
-    client = boto3.client("autoscaling", region_name=region, config=patience)
+    client = boto3.Session().client("autoscaling", region_name=region, config=patience)
     answer = client.describe_auto_scaling_instances(InstanceIds=[instance_id])
     instances = answer["AutoScalingInstances"]
     return str(instances[0]["AutoScalingGroupName"]) if instances else None

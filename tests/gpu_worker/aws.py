@@ -26,7 +26,7 @@ class Aws:
     url: str
 
     def client(self, service: str) -> Any:
-        return boto3.client(  # type: ignore[call-overload]
+        return boto3.Session().client(  # type: ignore[call-overload]
             service,
             region_name=REGION,
             endpoint_url=self.url,

@@ -68,7 +68,7 @@ def _s3(folder: Path) -> Iterator[Served]:
         patch.setenv("AWS_ACCESS_KEY_ID", os.environ["TEST_S3_ACCESS_KEY"])
         patch.setenv("AWS_SECRET_ACCESS_KEY", os.environ["TEST_S3_SECRET_KEY"])
         patch.delenv("AWS_SESSION_TOKEN", raising=False)
-        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(
+        boto3.Session().client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(
             Bucket=bucket
         )
         settings = Settings(storage_url=f"s3://{bucket}/some/prefix", s3_endpoint_url=endpoint)

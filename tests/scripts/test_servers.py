@@ -71,7 +71,7 @@ def query(url: str, sql: str) -> Any:
 
 
 def s3_client(server: servers.S3Server, secret_key: str) -> Any:
-    return boto3.client(
+    return boto3.Session().client(
         "s3",
         endpoint_url=server.endpoint_url,
         aws_access_key_id=server.access_key,

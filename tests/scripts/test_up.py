@@ -124,7 +124,7 @@ def s3_login(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def new_bucket() -> str:
     name = f"up-{os.urandom(4).hex()}"
     endpoint = os.environ["COMFYFLEET_S3_ENDPOINT_URL"]
-    s3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+    s3 = boto3.Session().client("s3", endpoint_url=endpoint, region_name="us-east-1")
     s3.create_bucket(Bucket=name)
     return name
 

@@ -166,7 +166,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv(name, value)
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
-    client = boto3.client("autoscaling", region_name="us-east-1")
+    client = boto3.Session().client("autoscaling", region_name="us-east-1")
     client.create_launch_configuration(
         LaunchConfigurationName="l", ImageId="ami-1", InstanceType="t2.micro"
     )
