@@ -34,3 +34,4 @@ class DeadLetter(CentralBase):
     created_at: Mapped[datetime] = mapped_column(default=utcnow)
     resolved_at: Mapped[datetime | None]
     resolved_by: Mapped[str | None]
+    redriven_job_id: Mapped[UUID | None]

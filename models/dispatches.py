@@ -56,6 +56,11 @@ ENDED = (DispatchStatus.COMPLETED, DispatchStatus.FAILED, DispatchStatus.CANCELL
 READY = text("status = 'queued' AND available_at IS NULL")
 BACKING_OFF = text("status = 'queued' AND available_at IS NOT NULL")
 LEASED = text("status = 'leased'")
+# Ended, and a lease of it was lost on the way: objects may lie there that nobody knows of.
+LITTERED = text(
+    "status IN ('completed', 'failed', 'cancelled') AND swept_at IS NULL"
+    " AND (last_error IS NOT NULL OR status = 'cancelled')"
+)
 
 
 def _partial(name: str, *columns: Any, where: Any) -> Index:
@@ -99,6 +104,8 @@ class Dispatch(CentralBase):
         ),
         _partial("ix_ai_job_dispatches_backing_off", "fleet_id", "available_at", where=BACKING_OFF),
         _partial("ix_ai_job_dispatches_leased", "fleet_id", "lease_expires_at", where=LEASED),
+        _partial("ix_ai_job_dispatches_littered", "updated_at", where=LITTERED),
+        Index("ix_ai_job_dispatches_created_at_id", "created_at", "id"),
     )
 
     id: Mapped[UUID] = new_id()
@@ -124,6 +131,8 @@ class Dispatch(CentralBase):
     upload_names: Mapped[list[Any] | None]  # outputs that this lease got addresses of their own for
     last_error: Mapped[str | None]
     duration_seconds: Mapped[float | None]
+    traceparent: Mapped[str | None]  # of the request that ordered it, as W3C writes it
+    swept_at: Mapped[datetime | None]  # leftovers of lost leases were removed
     leased_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(default=utcnow)
     updated_at: Mapped[datetime] = mapped_column(default=utcnow)

@@ -70,6 +70,7 @@ class Job(TenantBase):
         ),
         UniqueConstraint("tenant_id", "user_id", "idempotency_key"),
         Index("ix_ai_jobs_user_id_created_at_id", "user_id", "created_at", "id"),
+        Index("ix_ai_jobs_completed_at", "completed_at"),
         Index("ix_ai_jobs_active", "user_id", postgresql_where=_IS_ACTIVE, sqlite_where=_IS_ACTIVE),
         Index(
             "ix_ai_jobs_submitting",

@@ -58,6 +58,7 @@ class Wallet(TenantBase):
     id: Mapped[UUID] = new_id()
     user_id: Mapped[UUID]
     balance: Mapped[int] = mapped_column(BigInteger, default=0)
+    low_told_at: Mapped[datetime | None]  # its user was told that it is low
 
 
 class Transaction(TenantBase):

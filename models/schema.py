@@ -3,6 +3,7 @@
 from models import (
     audit,
     base,
+    control_turns,
     dead_letters,
     dispatches,
     effects,
@@ -20,6 +21,7 @@ from models import (
 
 NOUNS = (
     audit,
+    control_turns,
     dead_letters,
     dispatches,
     effects,

@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index, select
+from sqlalchemy import ForeignKey, Index, select, text
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 
 from models.base import TenantBase, new_id, one_of, utcnow
@@ -27,11 +27,17 @@ class VideoStatus(StrEnum):
     EXPIRED = "expired"
 
 
+_RUNS_OUT = text("expires_at IS NOT NULL AND deleted_at IS NULL AND status <> 'expired'")
+
+
 class Video(TenantBase):
     __tablename__ = "videos"
     __table_args__ = (
         one_of("status", VideoStatus),
         Index("ix_videos_user_id_created_at_id", "user_id", "created_at", "id"),
+        Index(
+            "ix_videos_runs_out", "expires_at", postgresql_where=_RUNS_OUT, sqlite_where=_RUNS_OUT
+        ),
     )
 
     id: Mapped[UUID] = new_id()

@@ -26,6 +26,7 @@ class WebhookEndpoint(CentralBase):
     url: Mapped[str]
     secret: Mapped[str]
     previous_secret: Mapped[str | None]  # both sign while a receiver changes over
+    previous_secret_until: Mapped[datetime | None]
     events: Mapped[list[Any]]
     is_active: Mapped[bool] = mapped_column(default=True)
     disabled_reason: Mapped[str | None]
@@ -39,6 +40,7 @@ class WebhookDelivery(CentralBase):
         CheckConstraint("attempts >= 0", name="attempts_not_negative"),
         # An event is told to an endpoint once, however often a crash repeats the telling.
         UniqueConstraint("endpoint_id", "event_key"),
+        Index("ix_webhook_deliveries_endpoint_id_created_at_id", "endpoint_id", "created_at", "id"),
         Index(
             "ix_webhook_deliveries_due",
             "next_attempt_at",
@@ -59,5 +61,6 @@ class WebhookDelivery(CentralBase):
     next_attempt_at: Mapped[datetime] = mapped_column(default=utcnow)
     response_status: Mapped[int | None]
     last_error: Mapped[str | None]
+    log: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
     created_at: Mapped[datetime] = mapped_column(default=utcnow)
     delivered_at: Mapped[datetime | None]

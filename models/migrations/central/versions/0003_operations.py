@@ -1,0 +1,75 @@
+"""What operators need: traces, turns of control tasks, webhooks that are retried, leftovers"""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+revision: str = "0003"
+down_revision: str | None = "0002"
+branch_labels: str | Sequence[str] | None = None
+depends_on: str | Sequence[str] | None = None
+
+LITTERED = sa.text(
+    "status IN ('completed', 'failed', 'cancelled') AND swept_at IS NULL"
+    " AND (last_error IS NOT NULL OR status = 'cancelled')"
+)
+
+
+def upgrade() -> None:
+    op.add_column("ai_job_dispatches", sa.Column("traceparent", sa.String(), nullable=True))
+    op.add_column("ai_job_dispatches", sa.Column("swept_at", sa.DateTime(timezone=True)))
+    op.create_index(
+        "ix_ai_job_dispatches_littered",
+        "ai_job_dispatches",
+        ["updated_at"],
+        postgresql_where=LITTERED,
+        sqlite_where=LITTERED,
+    )
+    op.create_index("ix_ai_job_dispatches_created_at_id", "ai_job_dispatches", ["created_at", "id"])
+    op.create_table(
+        "control_turns",
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("taken_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column(
+            "done",
+            sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"),
+            nullable=False,
+        ),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_control_turns")),
+    )
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON control_turns TO comfyfleet_app")
+    op.add_column("dead_letters", sa.Column("redriven_job_id", sa.Uuid(), nullable=True))
+    op.add_column(
+        "webhook_endpoints",
+        sa.Column("previous_secret_until", sa.DateTime(timezone=True), nullable=True),
+    )
+    op.add_column(
+        "webhook_deliveries",
+        sa.Column(
+            "log",
+            sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"),
+            nullable=False,
+            server_default="[]",
+        ),
+    )
+    op.create_index(
+        "ix_webhook_deliveries_endpoint_id_created_at_id",
+        "webhook_deliveries",
+        ["endpoint_id", "created_at", "id"],
+    )
+
+
+def downgrade() -> None:
+    op.drop_index("ix_webhook_deliveries_endpoint_id_created_at_id", "webhook_deliveries")
+    op.drop_column("webhook_deliveries", "log")
+    op.drop_column("webhook_endpoints", "previous_secret_until")
+    op.drop_column("dead_letters", "redriven_job_id")
+    op.drop_table("control_turns")
+    op.drop_index("ix_ai_job_dispatches_created_at_id", "ai_job_dispatches")
+    op.drop_index("ix_ai_job_dispatches_littered", "ai_job_dispatches")
+    op.drop_column("ai_job_dispatches", "swept_at")
+    op.drop_column("ai_job_dispatches", "traceparent")

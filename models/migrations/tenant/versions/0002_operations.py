@@ -1,0 +1,33 @@
+"""Wallets that ran low, and media that runs out"""
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from alembic import op
+
+revision: str = "0002"
+down_revision: str | None = "0001"
+branch_labels: str | Sequence[str] | None = None
+depends_on: str | Sequence[str] | None = None
+
+RUNS_OUT = sa.text("expires_at IS NOT NULL AND deleted_at IS NULL AND status <> 'expired'")
+
+
+def upgrade() -> None:
+    op.add_column(
+        "token_wallets", sa.Column("low_told_at", sa.DateTime(timezone=True), nullable=True)
+    )
+    op.create_index(
+        "ix_videos_runs_out",
+        "videos",
+        ["expires_at"],
+        postgresql_where=RUNS_OUT,
+        sqlite_where=RUNS_OUT,
+    )
+    op.create_index("ix_ai_jobs_completed_at", "ai_jobs", ["completed_at"])
+
+
+def downgrade() -> None:
+    op.drop_index("ix_ai_jobs_completed_at", "ai_jobs")
+    op.drop_index("ix_videos_runs_out", "videos")
+    op.drop_column("token_wallets", "low_told_at")

@@ -1,0 +1,36 @@
+"""A turn is taken once in its period, by whoever comes first."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+from models import control_turns
+from models.base import utcnow
+from tasks.backend import Backend
+
+
+def test_a_turn_is_free_again_after_its_period(backend: Backend) -> None:
+    now = utcnow()
+    with backend.databases.central() as session:
+        assert control_turns.take(session, "metrics", seconds=55, now=now)
+        assert not control_turns.take(
+            session, "metrics", seconds=55, now=now + timedelta(seconds=54)
+        )
+        assert control_turns.take(session, "metrics", seconds=55, now=now + timedelta(seconds=55))
+
+
+def test_of_many_who_ask_at_once_one_gets_it(backend: Backend) -> None:
+    def ask(_: int) -> bool:
+        with backend.databases.central() as session:
+            return control_turns.take(session, "metrics", seconds=55)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(ask, range(16))) == 1
+
+
+def test_what_was_done_is_noted_with_or_without_a_turn(backend: Backend) -> None:
+    now = utcnow()
+    with backend.databases.central() as session:
+        control_turns.finish(session, "sweep", done={"objects_deleted": 1}, now=now)
+        control_turns.finish(session, "sweep", done={"objects_deleted": 3}, now=now)
+        [turn] = control_turns.all_turns(session)
+        assert (turn.name, turn.finished_at, turn.done) == ("sweep", now, {"objects_deleted": 3})
