@@ -56,6 +56,8 @@ ENDED = (DispatchStatus.COMPLETED, DispatchStatus.FAILED, DispatchStatus.CANCELL
 READY = text("status = 'queued' AND available_at IS NULL")
 BACKING_OFF = text("status = 'queued' AND available_at IS NOT NULL")
 LEASED = text("status = 'leased'")
+# What a fleet did lately: how long its jobs take, how many go wrong.
+HAS_ENDED = text("status IN ('completed', 'failed', 'cancelled')")
 # Ended, and a lease of it was lost on the way: objects may lie there that nobody knows of.
 LITTERED = text(
     "status IN ('completed', 'failed', 'cancelled') AND swept_at IS NULL"
@@ -105,6 +107,7 @@ class Dispatch(CentralBase):
         _partial("ix_ai_job_dispatches_backing_off", "fleet_id", "available_at", where=BACKING_OFF),
         _partial("ix_ai_job_dispatches_leased", "fleet_id", "lease_expires_at", where=LEASED),
         _partial("ix_ai_job_dispatches_littered", "updated_at", where=LITTERED),
+        _partial("ix_ai_job_dispatches_ended", "fleet_id", "updated_at", where=HAS_ENDED),
         Index("ix_ai_job_dispatches_created_at_id", "created_at", "id"),
     )
 

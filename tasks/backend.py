@@ -8,6 +8,7 @@ from models.object_store import ObjectStore, open_store
 from models.session import Databases
 from models.settings import Settings
 from tasks.later import Later
+from tasks.news import News
 from tasks.tickets import Bell
 
 
@@ -39,10 +40,12 @@ class Backend:
     later: Later
     checks: Later  # asks the storage, which may be slow: tickets do not wait behind it
     bell: Bell
+    news: News
     offers: BriefMemory  # effects as read a moment ago (submission.py)
     workflows: BriefMemory  # likewise (uploads.py)
     workers: BriefMemory  # workers by their tokens (webapp/auth.py)
     loads: BriefMemory  # how busy fleets are (heartbeats.py)
+    paces: BriefMemory  # how fast fleets work (queue_view.py)
 
     @classmethod
     def open(cls, settings: Settings) -> "Backend":
@@ -54,10 +57,12 @@ class Backend:
             later=later,
             checks=Later(),
             bell=Bell(settings.redis_url, later),
+            news=News(settings.redis_url, later),
             offers=BriefMemory(settings.catalog_seconds),
             workflows=BriefMemory(settings.catalog_seconds),
             workers=BriefMemory(settings.catalog_seconds),
             loads=BriefMemory(5),
+            paces=BriefMemory(settings.catalog_seconds),
         )
 
     def close(self) -> None:
@@ -65,3 +70,4 @@ class Backend:
         self.checks.close()
         self.databases.close()
         self.bell.close()
+        self.news.close()

@@ -11,6 +11,7 @@ down_revision: str | None = "0002"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
+HAS_ENDED = sa.text("status IN ('completed', 'failed', 'cancelled')")
 LITTERED = sa.text(
     "status IN ('completed', 'failed', 'cancelled') AND swept_at IS NULL"
     " AND (last_error IS NOT NULL OR status = 'cancelled')"
@@ -26,6 +27,13 @@ def upgrade() -> None:
         ["updated_at"],
         postgresql_where=LITTERED,
         sqlite_where=LITTERED,
+    )
+    op.create_index(
+        "ix_ai_job_dispatches_ended",
+        "ai_job_dispatches",
+        ["fleet_id", "updated_at"],
+        postgresql_where=HAS_ENDED,
+        sqlite_where=HAS_ENDED,
     )
     op.create_index("ix_ai_job_dispatches_created_at_id", "ai_job_dispatches", ["created_at", "id"])
     op.create_table(
@@ -70,6 +78,7 @@ def downgrade() -> None:
     op.drop_column("dead_letters", "redriven_job_id")
     op.drop_table("control_turns")
     op.drop_index("ix_ai_job_dispatches_created_at_id", "ai_job_dispatches")
+    op.drop_index("ix_ai_job_dispatches_ended", "ai_job_dispatches")
     op.drop_index("ix_ai_job_dispatches_littered", "ai_job_dispatches")
     op.drop_column("ai_job_dispatches", "swept_at")
     op.drop_column("ai_job_dispatches", "traceparent")
