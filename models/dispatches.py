@@ -27,13 +27,14 @@ from sqlalchemy import (
     Select,
     Sequence,
     UniqueConstraint,
+    or_,
     select,
     text,
     update,
 )
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from models.base import CentralBase, new_id, one_of, utcnow
+from models.base import CentralBase, changed_rows, new_id, one_of, utcnow
 from models.effects import Provider
 from models.errors import InvalidInput, LeaseLost, NotFound
 
@@ -46,6 +47,7 @@ class DispatchStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
+WENT_SILENT = "The worker went silent."  # an error, for operators
 MOST_UPLOADS = 200  # addresses of their own that outputs of one lease may ask for
 
 OPEN = (DispatchStatus.QUEUED, DispatchStatus.LEASED)
@@ -137,8 +139,14 @@ class Dispatch(CentralBase):
     traceparent: Mapped[str | None]  # of the request that ordered it, as W3C writes it
     swept_at: Mapped[datetime | None]  # leftovers of lost leases were removed
     leased_at: Mapped[datetime | None]
+    lease_lost_at: Mapped[datetime | None]  # when a lease of it last was found to have run out
     created_at: Mapped[datetime] = mapped_column(default=utcnow)
     updated_at: Mapped[datetime] = mapped_column(default=utcnow)
+
+    @property
+    def was_taken_over(self) -> bool:
+        """Whether its lease began where another, of a worker that went silent, ran out."""
+        return self.lease_lost_at is not None and self.lease_lost_at == self.leased_at
 
 
 @dataclass(frozen=True)
@@ -310,7 +318,8 @@ def expire(session: Session, *, limit: int = 1000, now: datetime | None = None) 
             lease_token=None,  # unlike a requeue: a late report of this lease is refused
             lease_expires_at=None,
             worker_id=None,
-            last_error="The worker went silent.",
+            lease_lost_at=now,
+            last_error=WENT_SILENT,
             updated_at=now,
         )
         .returning(Dispatch)
@@ -375,6 +384,22 @@ def exhausted(
 def find_exhausted(session: Session, dispatch_id: UUID, *, now: datetime) -> Dispatch | None:
     """The row, if it is still so."""
     return session.scalar(_exhausted(now).where(Dispatch.id == dispatch_id))
+
+
+def note_lost(session: Session, dispatch_id: UUID, *, now: datetime) -> bool:
+    """Its lease ran out; False if somebody noted that before, or it is held again."""
+    statement = (
+        update(Dispatch)
+        .where(Dispatch.id == dispatch_id, LEASED, Dispatch.lease_expires_at <= now)
+        .where(
+            or_(
+                Dispatch.lease_lost_at.is_(None),
+                Dispatch.lease_lost_at < Dispatch.lease_expires_at,
+            )
+        )
+        .values(lease_lost_at=now)
+    )
+    return changed_rows(session.execute(statement)) == 1
 
 
 def _exhausted(now: datetime) -> Select[tuple[Dispatch]]:

@@ -174,6 +174,13 @@ _NOTE_LEASE = """
         SELECT %(audit_id)s, leased_at, 'job.lease', 'worker:' || worker_id, tenant_id,
             worker_id, id, jsonb_build_object('attempt', attempts)
         FROM leased
+    ), lost AS (
+        INSERT INTO worker_audit_logs
+            (id, at, event, actor, tenant_id, worker_id, dispatch_id, details)
+        SELECT gen_random_uuid(), leased_at - interval '1 microsecond', 'job.lease_expired',
+            'system', tenant_id, NULL, id,
+            jsonb_build_object('job_id', tenant_job_id, 'attempt', attempts - 1)
+        FROM leased WHERE lease_lost_at = leased_at
     ) SELECT * FROM leased
 """
 

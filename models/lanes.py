@@ -20,6 +20,7 @@ from sqlalchemy import (
     and_,
     any_,
     bindparam,
+    case,
     func,
     literal,
     null,
@@ -37,6 +38,7 @@ from models.dispatches import (
     BACKING_OFF,
     LEASED,
     READY,
+    WENT_SILENT,
     Dispatch,
     DispatchStatus,
     dispatch_seq,
@@ -177,6 +179,7 @@ def lease_statement(dialect: str, providers: tuple[str, ...]) -> Any:
     candidates = [_ready(suits, provider) for provider in providers]
     candidates += [_due(suits, providers, now), _abandoned(suits, providers, now)]
     pool = union_all(*(select(candidate) for candidate in candidates)).subquery()
+    was_leased = Dispatch.status == DispatchStatus.LEASED
     best = (
         select(pool.c.id)
         .order_by(pool.c.priority.desc(), pool.c.turn, pool.c.seq)
@@ -198,6 +201,9 @@ def lease_statement(dialect: str, providers: tuple[str, ...]) -> Any:
             progress=0.0,
             current_node=None,
             upload_names=null(),
+            # It was leased before: its holder went silent, and `_abandoned` found it.
+            lease_lost_at=case((was_leased, now), else_=Dispatch.lease_lost_at),
+            last_error=case((was_leased, WENT_SILENT), else_=Dispatch.last_error),
         )
         .returning(Dispatch)
         .execution_options(synchronize_session=False)

@@ -80,6 +80,8 @@ def _lease(
             _give_back(session, worker)
         dispatch = lanes.lease(session, **terms)
         if dispatch is not None:
+            if dispatch.was_taken_over:
+                outcomes.note_lost_lease(session, dispatch, attempt=dispatch.attempts - 1)
             audit.record(
                 session,
                 "job.lease",

@@ -157,10 +157,12 @@ def _tell_worker(backend: Backend, job: Job) -> None:
 
 def give_up(backend: Backend, dispatch_id: UUID, *, now: datetime) -> bool:
     """Its attempts are used up. Looked at anew: its worker may have woken up meanwhile."""
-    with backend.databases.central(read_only=True) as session:
+    with backend.databases.central() as session:
         dispatch = dispatches.find_exhausted(session, dispatch_id, now=now)
-    if dispatch is None:
-        return False
+        if dispatch is None:
+            return False
+        if dispatches.note_lost(session, dispatch_id, now=now):
+            note_lost_lease(session, dispatch, attempt=dispatch.attempts)
     with backend.databases.tenant(dispatch.tenant_id) as session:
         job = jobs.fail(
             session,
@@ -168,7 +170,7 @@ def give_up(backend: Backend, dispatch_id: UUID, *, now: datetime) -> bool:
             code="attempts_exhausted",
             message="The job could not be finished. Your tokens were given back.",
         )
-    settle(backend, job, error=dispatch.last_error or "The worker went silent.")
+    settle(backend, job, error=dispatch.last_error or dispatches.WENT_SILENT)
     return True
 
 
@@ -226,6 +228,19 @@ def _follow(
             raise ValueError(f"The job {job.id} is {job.status}: it has not ended.")
     if was_open:
         note(session, _EVENTS[JobStatus(job.status)], dispatch, actor=actor, **details)
+
+
+def note_lost_lease(session: Session, dispatch: Dispatch, *, attempt: int) -> None:
+    """A lease ran out: once for each, whoever finds it. The metrics count these rows."""
+    audit.record(
+        session,
+        "job.lease_expired",
+        actor=SYSTEM,
+        tenant_id=dispatch.tenant_id,
+        dispatch_id=dispatch.id,
+        job_id=str(dispatch.tenant_job_id),
+        attempt=attempt,
+    )
 
 
 def note(session: Session, event: str, dispatch: Dispatch, *, actor: str, **details: Any) -> None:

@@ -106,6 +106,8 @@ def take_back_leases(backend: Backend, *, now: datetime) -> int:
     while True:
         with backend.databases.central() as session:
             taken = dispatches.expire(session, limit=BATCH, now=now)
+            for dispatch in taken:
+                outcomes.note_lost_lease(session, dispatch, attempt=dispatch.attempts)
         total += len(taken)
         each(taken, lambda dispatch: _tell_job(backend, dispatch))
         if len(taken) < BATCH:

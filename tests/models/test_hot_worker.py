@@ -116,6 +116,18 @@ def a_second_try(backend: Backend, ada: Person) -> None:
     reports.complete(backend, worker, gpu.take(backend, worker), outputs=[IMAGE])
 
 
+def a_worker_that_went_silent(backend: Backend, ada: Person) -> None:
+    job = orders.order(backend, ada)
+    silent, worker = gpu.join(backend, "w0"), gpu.join(backend, "w1")
+    lease = gpu.take(backend, silent)
+    with backend.databases.central() as session:
+        dispatches.extend(session, lease, seconds=-1)
+    assert gpu.take(backend, worker).token != lease.token
+    found = orders.dispatch_of(backend, job)
+    assert found is not None
+    assert (found.was_taken_over, found.last_error) == (True, dispatches.WENT_SILENT)
+
+
 def a_lost_answer(backend: Backend, ada: Person) -> None:
     orders.order(backend, ada)
     worker = gpu.join(backend, "w1")
@@ -148,6 +160,7 @@ def a_crash_between_the_databases(backend: Backend, ada: Person) -> None:
         a_video,
         a_video_that_a_newer_job_works_on,
         a_second_try,
+        a_worker_that_went_silent,
         a_lost_answer,
         a_cancelled_job,
         a_crash_between_the_databases,

@@ -6,8 +6,10 @@ from datetime import timedelta
 
 import pytest
 from redis import Redis
+from sqlalchemy import select
 
 from models import dispatches, fleets, jobs, lanes, workflows
+from models.audit import AuditLog
 from models.base import utcnow
 from models.dispatches import Dispatch
 from models.files import File
@@ -15,7 +17,7 @@ from models.jobs import Job
 from tasks import outcomes, reconcile, sweepers
 from tasks.backend import Backend
 from tests.fixtures import make_person
-from tests.tasks import away, orders
+from tests.tasks import away, gpu, orders
 from tests.tasks.test_sweepers import add_file
 
 
@@ -124,3 +126,44 @@ def test_a_worker_that_wakes_up_is_not_given_up(demo: Backend, awake: str) -> No
     assert outcomes.give_up(demo, held.id, now=now + timedelta(seconds=181)) == (
         awake == "heartbeat"
     )
+
+
+@pytest.mark.parametrize("found_by", ["the reconciler", "a poll", "its last try"])
+def test_a_lease_that_ran_out_is_noted_once(demo: Backend, found_by: str) -> None:
+    ada = make_person(demo, tokens=100)
+    orders.order(demo, ada)
+    worker = gpu.join(demo)
+    lease = gpu.take(demo, worker)
+    now = utcnow() + timedelta(seconds=181)
+    with demo.databases.central() as session:
+        held = session.get_one(Dispatch, lease.dispatch_id)
+        held.max_attempts = 1 if found_by == "its last try" else 3
+        if found_by == "a poll":
+            held.lease_expires_at = utcnow()
+    if found_by == "a poll":
+        assert gpu.poll(demo, worker) is not None
+    else:
+        for _ in range(2):
+            reconcile.run_once(demo, now=now)
+    with demo.databases.central(read_only=True) as session:
+        log = select(AuditLog).where(AuditLog.event == "job.lease_expired")
+        [noted] = session.scalars(log)
+    assert (noted.dispatch_id, noted.details["attempt"]) == (lease.dispatch_id, 1)
+    assert noted.details["job_id"]
+
+
+def test_a_last_try_that_ran_out_is_noted_once_although_giving_it_up_was_cut_short(
+    demo: Backend, without_main: Backend
+) -> None:
+    ada = make_person(demo, tokens=100)
+    orders.order(demo, ada)
+    held = orders.lease_next(demo)
+    assert held is not None
+    with demo.databases.central() as session:
+        session.get_one(Dispatch, held.id).max_attempts = 1
+    now = utcnow() + timedelta(seconds=181)
+    for backend in (without_main, demo, demo):
+        reconcile.run_once(backend, now=now)
+    with demo.databases.central(read_only=True) as session:
+        events = list(session.scalars(select(AuditLog.event).order_by(AuditLog.at)))
+    assert [event for event in events if event != "job.lease"] == ["job.lease_expired", "job.fail"]

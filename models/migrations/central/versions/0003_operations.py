@@ -21,6 +21,7 @@ LITTERED = sa.text(
 def upgrade() -> None:
     op.add_column("ai_job_dispatches", sa.Column("traceparent", sa.String(), nullable=True))
     op.add_column("ai_job_dispatches", sa.Column("swept_at", sa.DateTime(timezone=True)))
+    op.add_column("ai_job_dispatches", sa.Column("lease_lost_at", sa.DateTime(timezone=True)))
     op.create_index(
         "ix_ai_job_dispatches_littered",
         "ai_job_dispatches",
@@ -80,5 +81,6 @@ def downgrade() -> None:
     op.drop_index("ix_ai_job_dispatches_created_at_id", "ai_job_dispatches")
     op.drop_index("ix_ai_job_dispatches_ended", "ai_job_dispatches")
     op.drop_index("ix_ai_job_dispatches_littered", "ai_job_dispatches")
+    op.drop_column("ai_job_dispatches", "lease_lost_at")
     op.drop_column("ai_job_dispatches", "swept_at")
     op.drop_column("ai_job_dispatches", "traceparent")
