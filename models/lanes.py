@@ -46,8 +46,6 @@ from models.dispatches import (
 )
 from models.errors import NotPossibleNow
 
-POSITION_CAP = 1000
-
 
 def join(
     session: Session,
@@ -323,24 +321,3 @@ def waiting(
     ready = select(Dispatch.id).where(here, READY).limit(limit)
     backed_off = select(Dispatch.id).where(due).limit(limit)
     return [*session.scalars(ready), *session.scalars(backed_off)][:limit]
-
-
-def position(session: Session, dispatch: Dispatch) -> int | None:
-    """How many are ahead of it, counted up to a cap so that it stays cheap."""
-    if dispatch.status != DispatchStatus.QUEUED:
-        return None
-    ahead = and_(
-        Dispatch.fleet_id == dispatch.fleet_id,
-        Dispatch.provider == dispatch.provider,
-        READY,
-        (Dispatch.priority > dispatch.priority)
-        | (
-            (Dispatch.priority == dispatch.priority)
-            & (
-                (Dispatch.turn < dispatch.turn)
-                | ((Dispatch.turn == dispatch.turn) & (Dispatch.seq < dispatch.seq))
-            )
-        ),
-    )
-    rows = select(literal(1)).where(ahead).limit(POSITION_CAP).subquery()
-    return session.scalars(select(func.count()).select_from(rows)).one()

@@ -46,6 +46,8 @@ class Backend:
     workers: BriefMemory  # workers by their tokens (webapp/auth.py)
     loads: BriefMemory  # how busy fleets are (heartbeats.py)
     paces: BriefMemory  # how fast fleets work (queue_view.py)
+    heads: BriefMemory  # who waits first (queue_view.py)
+    ladders: BriefMemory  # where those behind them stand (queue_view.py)
 
     @classmethod
     def open(cls, settings: Settings) -> "Backend":
@@ -63,6 +65,8 @@ class Backend:
             workers=BriefMemory(settings.catalog_seconds),
             loads=BriefMemory(5),
             paces=BriefMemory(settings.catalog_seconds),
+            heads=BriefMemory(min(settings.catalog_seconds, 1)),
+            ladders=BriefMemory(60),
         )
 
     def close(self) -> None:

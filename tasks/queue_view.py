@@ -1,22 +1,27 @@
-"""Where jobs stand: progress, place in the queue, and when they may be done."""
+"""Where jobs stand: progress, place in the queue, and when they may be done.
+
+Cheap for many askers, with a million rows waiting: what is read for one answer is good for
+all that are given within a moment (models/lane_places.py).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from models import lanes
+from models import lane_places, paces
 from models.base import utcnow
 from models.dispatches import Dispatch, DispatchStatus
 from models.effects import Effect
 from models.jobs import Job
-from models.workers import Worker
+from models.lane_places import Key
+from models.paces import Pace
 from tasks.backend import Backend
 
-SEEN_SECONDS = 300  # a worker that was heard of since then counts as there
+Lane = tuple[UUID, str]  # fleet, provider
 
 
 @dataclass(frozen=True)
@@ -31,47 +36,84 @@ NOWHERE = Place()
 
 
 def places(backend: Backend, jobs: Sequence[Job]) -> dict[UUID, Place]:
-    """The place of each of these jobs of one tenant that has a dispatch."""
+    """The place of each of these jobs that has a dispatch."""
     if not jobs:
         return {}
     by_id = {job.id: job for job in jobs}
+    wanted = [(job.tenant_id, job.id) for job in jobs]
     with backend.databases.central(read_only=True) as session:
         rows = session.scalars(
-            select(Dispatch).where(
-                Dispatch.tenant_id == jobs[0].tenant_id, Dispatch.tenant_job_id.in_(by_id)
-            )
+            select(Dispatch).where(tuple_(Dispatch.tenant_id, Dispatch.tenant_job_id).in_(wanted))
         ).all()
-        return {row.tenant_job_id: _place(session, row, by_id[row.tenant_job_id]) for row in rows}
+        view = _View(backend, session)
+        return {row.tenant_job_id: view.place(row, by_id[row.tenant_job_id]) for row in rows}
 
 
-def _place(session: Session, dispatch: Dispatch, job: Job) -> Place:
-    if not job.is_active:
-        return Place(progress=dispatch.progress, attempts=dispatch.attempts)
-    position = lanes.position(session, dispatch)
-    return Place(
-        progress=dispatch.progress,
-        attempts=dispatch.attempts,
-        position=position,
-        eta_seconds=_eta(session, dispatch, job, position),
-    )
+@dataclass(frozen=True)
+class _View:
+    backend: Backend
+    session: Session
+
+    def place(self, dispatch: Dispatch, job: Job) -> Place:
+        if not job.is_active:
+            return Place(progress=dispatch.progress, attempts=dispatch.attempts)
+        position = self._position(dispatch)
+        return Place(
+            progress=dispatch.progress,
+            attempts=dispatch.attempts,
+            position=position,
+            eta_seconds=self._eta(dispatch, job, position),
+        )
+
+    def _position(self, dispatch: Dispatch) -> int | None:
+        if dispatch.status != DispatchStatus.QUEUED:
+            return None
+        lane = (dispatch.fleet_id, dispatch.provider)
+        place = lane_places.place_in_head(dispatch, self._head(lane))
+        if place is not None:
+            return place
+        rungs = self.backend.ladders.get(str(lane))
+        if rungs is None:
+            self.backend.checks.add(_read_ladders, (self.backend, lane))
+            return lane_places.HEAD
+        return lane_places.place_on_ladder(dispatch, rungs)
+
+    def _head(self, lane: Lane) -> list[Key]:
+        known: list[Key] | None = self.backend.heads.get(str(lane))
+        if known is None:
+            known = lane_places.head(self.session, fleet_id=lane[0], provider=lane[1])
+            self.backend.heads.put(str(lane), known)
+        return known
+
+    def _eta(self, dispatch: Dispatch, job: Job, position: int | None) -> float | None:
+        """Until it is done, as if everything took as long as it did lately."""
+        pace = self._pace(dispatch.fleet_id)
+        seconds = pace.job_seconds(dispatch.workflow_id) or self._last_time(job)
+        if seconds is None:
+            return None
+        if dispatch.status == DispatchStatus.LEASED:
+            return round(seconds * (1 - dispatch.progress), 1)
+        wait = pace.wait_seconds(position or 0, job_seconds=pace.seconds or seconds)
+        return round(wait + seconds, 1)
+
+    def _last_time(self, job: Job) -> float | None:
+        """Of an effect whose fleet has done nothing lately."""
+        seconds = select(Effect.last_processing_time_seconds).where(Effect.id == job.effect_id)
+        return self.session.scalar(seconds)
+
+    def _pace(self, fleet_id: UUID) -> Pace:
+        known: Pace | None = self.backend.paces.get(str(fleet_id))
+        if known is None:
+            since = utcnow() - timedelta(seconds=self.backend.settings.worker_gone_seconds)
+            known = paces.of_fleet(self.session, fleet_id, present_since=since)
+            self.backend.paces.put(str(fleet_id), known)
+        return known
 
 
-def _eta(session: Session, dispatch: Dispatch, job: Job, position: int | None) -> float | None:
-    """As if every job took as long as the effect's last one; None until one has run."""
-    seconds = session.scalar(
-        select(Effect.last_processing_time_seconds).where(Effect.id == job.effect_id)
-    )
-    if seconds is None:
-        return None
-    if dispatch.status == DispatchStatus.LEASED:
-        return round(seconds * (1 - dispatch.progress), 1)
-    rounds = (position or 0) // max(_workers(session, dispatch.fleet_id), 1) + 1
-    return round(seconds * rounds, 1)
-
-
-def _workers(session: Session, fleet_id: UUID) -> int:
-    since = utcnow() - timedelta(seconds=SEEN_SECONDS)
-    query = select(func.count()).select_from(Worker)
-    return session.scalars(
-        query.where(Worker.fleet_id == fleet_id, Worker.last_seen_at >= since)
-    ).one()
+def _read_ladders(asked: list[tuple[Backend, Lane]]) -> None:
+    """In a thread of its own: whoever asks first does not wait for a walk along all that wait."""
+    for backend, lane in dict.fromkeys(asked):
+        if backend.ladders.get(str(lane)) is None:
+            with backend.databases.central(read_only=True) as session:
+                rungs = lane_places.ladder(session, fleet_id=lane[0], provider=lane[1])
+            backend.ladders.put(str(lane), rungs)

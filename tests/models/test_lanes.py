@@ -194,19 +194,6 @@ def test_moving_a_workflow_takes_its_waiting_jobs_along(queue: Queue) -> None:
     assert [running.tenant_job_id, *moved] == jobs
 
 
-def test_positions_count_who_is_ahead(queue: Queue) -> None:
-    user = uuid4()
-    jobs = queue.add(user, count=4)
-    ahead = queue.add(uuid4(), priority=1)[0]
-
-    def position(job_id: UUID) -> int | None:
-        with queue.backend.databases.central(read_only=True) as session:
-            return lanes.position(session, queue.row(job_id))
-
-    assert [position(job) for job in (ahead, *jobs)] == [0, 1, 2, 3, 4]
-    assert position(queue.must_lease().tenant_job_id) is None
-
-
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
