@@ -22,6 +22,7 @@
     ├── WorkerIdTaken                 409    worker_id_taken
     ├── FleetFull                     409    fleet_full
     ├── TooManyActiveJobs             429    too_many_active_jobs  (retry_after_seconds)
+    ├── TooManyStreams                429    too_many_streams      (retry_after_seconds)
     ├── RateLimited                   429    rate_limited          (retry_after_seconds)
     └── DependencyUnavailable         503    dependency_unavailable (retry_after_seconds)
 
@@ -175,6 +176,11 @@ class FleetFull(Refusal):
 class TooManyActiveJobs(Refusal):
     status, code = 429, "too_many_active_jobs"
     title = "Too many jobs are running already."
+
+
+class TooManyStreams(Refusal):
+    status, code = 429, "too_many_streams"
+    title = "Too many event streams are open already."
 
 
 class RateLimited(Refusal):

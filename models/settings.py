@@ -102,6 +102,12 @@ class Settings:
     )
     trusted_proxies: int = setting(0, "Proxies in front of the webapp that set X-Forwarded-For.")
     cors_origins: str = setting("", "Origins a browser may call from, separated by spaces.")
+    max_streams: int = setting(2000, "Event streams a web process holds open at once.")
+    max_user_streams: int = setting(20, "Event streams of one user in one web process.")
+    stream_seconds: int = setting(3600, "An event stream is ended after this; its client returns.")
+    stream_keep_alive_seconds: int = setting(
+        15, "A comment is sent on an event stream that was quiet for so long."
+    )
     max_body_bytes: int = setting(4 * 1024**2, "Largest JSON body accepted.")
 
     @classmethod

@@ -1,7 +1,8 @@
 """What a process of ours needs to work: settings, databases, object storage, the bell."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from models.object_store import ObjectStore, open_store
@@ -48,6 +49,7 @@ class Backend:
     paces: BriefMemory  # how fast fleets work (queue_view.py)
     heads: BriefMemory  # who waits first (queue_view.py)
     ladders: BriefMemory  # where those behind them stand (queue_view.py)
+    before_close: list[Callable[[], None]] = field(default_factory=list)
 
     @classmethod
     def open(cls, settings: Settings) -> "Backend":
@@ -70,6 +72,8 @@ class Backend:
         )
 
     def close(self) -> None:
+        for end in self.before_close:
+            end()
         self.later.close()
         self.checks.close()
         self.databases.close()

@@ -58,6 +58,8 @@ def busy(
             current_node=current_node,
             upload_names=[output.name for output in outputs or ()],
         )
+    if progress is not None or current_node is not None:
+        backend.news.tell(dispatch.tenant_job_id)
     is_held = dispatch.status == DispatchStatus.LEASED
     return Answer(
         draining=worker.is_draining,

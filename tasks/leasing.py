@@ -113,6 +113,7 @@ def _prepare(backend: Backend, dispatch: Dispatch) -> Leased | None:
     if not job.is_active:
         outcomes.settle(backend, job)
         return None
+    backend.news.tell(job.id)
     try:
         return _put_together(backend, dispatch, job, media)
     except (*DATABASE_AWAY, DependencyUnavailable) as away:

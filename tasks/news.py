@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 CHANNEL = "comfyfleet:news"
 ANYTHING = ""  # something that is no job: a worker came, a dead letter was looked at
 _PATIENCE_SECONDS = 0.3
+_QUIET_SECONDS = 0.5
 _REST_SECONDS = 2.0  # after a failure, before Redis is tried again
 
 
@@ -63,21 +64,26 @@ class News:
         self._redis.close()
 
 
-def listen(redis_url: str) -> Iterator[set[str] | None]:
-    """Ids of jobs that have changed, as they are told; an empty set when it was quiet for a second.
+def listen(redis_url: str, *, gather: float) -> Iterator[set[str] | None]:
+    """Ids of jobs that have changed, gathered for a moment; an empty set when it is quiet.
 
-    The first answer is None: from now on nothing is missed. Raises when Redis goes away.
+    The first answer is None: what was told before may have been missed. Raises when Redis
+    goes away.
     """
     with (
         Redis.from_url(redis_url, socket_connect_timeout=2, socket_timeout=5) as redis,
         redis.pubsub() as subscribed,
     ):
         subscribed.subscribe(CHANNEL)
+        told: set[str] = set()
+        until = time.monotonic() + _QUIET_SECONDS
         while True:
-            message = subscribed.get_message(timeout=1.0)
-            if message is None:
-                yield set()
-            elif message["type"] == "subscribe":
+            message = subscribed.get_message(timeout=max(until - time.monotonic(), 0))
+            if message is not None and message["type"] == "subscribe":
                 yield None
-            elif message["type"] == "message":
-                yield set(message["data"].decode(errors="replace").split(" "))
+            if message is not None and message["type"] == "message":
+                until = until if told else time.monotonic() + gather
+                told.update(message["data"].decode(errors="replace").split(" "))
+            if time.monotonic() >= until:
+                yield told
+                told, until = set(), time.monotonic() + _QUIET_SECONDS

@@ -48,6 +48,7 @@ def complete(
         )
         if job is not None:
             hot_worker.follow(backend.databases, dispatch, job, actor=actor, details=details)
+            backend.news.tell(job.id)
             return job
     with backend.databases.tenant(dispatch.tenant_id) as session:
         job = jobs.complete(
@@ -55,6 +56,7 @@ def complete(
         )
     with backend.databases.central() as session:
         _follow(session, dispatch.id, job, actor=actor, **details)
+    backend.news.tell(job.id)
     return job
 
 
@@ -74,6 +76,7 @@ def fail(
         job = jobs.fail(session, dispatch.tenant_job_id, code=code, message=message)
     with backend.databases.central() as session:
         _follow(session, dispatch.id, job, error=error, actor=actor, **details)
+    backend.news.tell(job.id)
     return job
 
 
@@ -134,6 +137,7 @@ def _give_back(
             note(session, event, dispatch, actor=actor, **details)
     if dispatch.status == DispatchStatus.QUEUED and dispatch.available_at is None:
         backend.bell.ring(fleet.slug, dispatch.id)  # after a pause, the reconciler rings
+    backend.news.tell(dispatch.tenant_job_id)
     return dispatch
 
 
@@ -191,6 +195,7 @@ def settle(
         dispatch = dispatches.find_by_job(session, job.tenant_id, job.id)
         if dispatch is not None:
             _follow(session, dispatch.id, job, error=error, actor=actor)
+    backend.news.tell(job.id)
     return dispatch
 
 

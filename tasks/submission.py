@@ -206,6 +206,7 @@ def _dispatch(backend: Backend, job: Job, fleet: Fleet) -> None:
     dispatch_id = _join(backend, job, fleet) or _dispatch_id(backend, job)
     if dispatch_id is not None:
         backend.bell.ring(fleet.slug, dispatch_id)
+        backend.news.tell(job.id)
     job.status = JobStatus.QUEUED  # its dispatch exists: that is what the word means
 
 

@@ -12,6 +12,7 @@ from models.settings import BadSetting, Settings
 from tasks.backend import Backend
 from webapp import cors, openapi, problems, storage
 from webapp.api import admin, ai_jobs, auth, effects, health, uploads, videos, wallet, worker
+from webapp.live import Live
 from webapp.rate_limits import RateLimits
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -29,6 +30,8 @@ def create_app(settings: Settings | None = None) -> Flask:
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.url_map.strict_slashes = False
     app.extensions["comfyfleet"] = backend
+    app.extensions["comfyfleet.live"] = Live(app, job_shape=ai_jobs.shape)
+    backend.before_close.append(app.extensions["comfyfleet.live"].close)
     app.extensions["comfyfleet.rate_limits"] = RateLimits.from_settings(settings)
     if hops := settings.trusted_proxies:
         app.wsgi_app = ProxyFix(  # type: ignore[method-assign]

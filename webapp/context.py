@@ -7,10 +7,15 @@ from flask import current_app, g
 from models.users import Principal
 from models.workers import Identity
 from tasks.backend import Backend
+from webapp.live import Live
 
 
 def backend() -> Backend:
     return cast(Backend, current_app.extensions["comfyfleet"])
+
+
+def live() -> Live:
+    return cast(Live, current_app.extensions["comfyfleet.live"])
 
 
 def principal() -> Principal:

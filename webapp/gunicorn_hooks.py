@@ -1,6 +1,13 @@
 """What gunicorn calls; `comfyfleet serve` names this file as its configuration."""
 
+import resource
 from typing import Any
+
+
+def post_fork(_server: Any, _worker: Any) -> None:
+    """Each event stream is an open file: as many as the machine grants, not the usual 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def worker_exit(_server: Any, _worker: Any) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from flask import jsonify, request
+from flask import Response, jsonify, request
 from marshmallow import Schema, fields, validate
 from sqlalchemy import select
 
@@ -12,7 +12,8 @@ from models.errors import InvalidInput
 from models.jobs import Job, JobStatus
 from tasks import outcomes, queue_view, submission
 from webapp.auth import let_users_in
-from webapp.context import backend, principal
+from webapp.context import backend, live, principal
+from webapp.live import JobTopic
 from webapp.openapi import ApiBlueprint, refuse_unstorable
 from webapp.pages import PageQuery, page, page_of
 from webapp.shapes import OutputSchema, iso, output_shape
@@ -182,6 +183,19 @@ def cancel(job_id: UUID) -> dict[str, Any]:
     who = principal()
     job = outcomes.cancel(backend(), who.tenant_id, job_id, actor=f"user:{who.user_id}")
     return shapes([job])[0]
+
+
+@blueprint.get("/<uuid:job_id>/events")
+@blueprint.response(200, {"type": "string"}, content_type="text/event-stream")
+@blueprint.alt_response(204, description="It has ended, and you have its last event.")
+@blueprint.alt_response(404, "NOT_FOUND")
+@blueprint.alt_response(429, "TOO_MANY_REQUESTS")
+@blueprint.doc(parameters=[{"in": "header", "name": "Last-Event-ID", "schema": {"type": "string"}}])
+def events(job_id: UUID) -> Response:
+    """Watch a job: each event is the whole job; `status` when that changes, else `progress`"""
+    job = _own_job(job_id)
+    event = live().job_event(job, queue_view.places(backend(), [job]).get(job.id))
+    return live().answer(JobTopic(job.tenant_id, job.id), event, owner=principal().user_id)
 
 
 def _own_job(job_id: UUID) -> Job:
