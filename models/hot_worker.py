@@ -8,6 +8,7 @@ rows that both ways write.
 
 import json
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import cache
 from typing import Any
 from uuid import UUID
@@ -223,8 +224,10 @@ def lease(
     if not providers or not workflow_ids:
         return None
     lease, constants = _lease_statement(tuple(sorted(set(providers))))
-    asked = {"asked_at": utcnow(), "reason": NOTHING_HELD}
-    values = lanes.lease_values(fleet_id, workflow_ids, worker_id, lease_seconds, utcnow())
+    now = utcnow()
+    # What is given back comes before what is leased, also in the audit log.
+    asked = {"asked_at": now - timedelta(microseconds=1), "reason": NOTHING_HELD}
+    values = lanes.lease_values(fleet_id, workflow_ids, worker_id, lease_seconds, now)
     values |= constants | asked | {"audit_id": row_id()}
     first = (GIVE_BACK,) if holds_nothing else ()
     central = databases.engine("central")

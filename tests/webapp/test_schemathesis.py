@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -68,7 +68,7 @@ def house(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, module_redis_url: str
 ) -> Iterator[House]:
     ready = prepared(request, tmp_path_factory, module_redis_url, "postgres")
-    with running(ready) as app:
+    with running(replace(ready, stream_seconds=0)) as app:  # nobody waits for a job to end
         backend = app.extensions["comfyfleet"]
         catalog.seed_demo(backend)
         with backend.databases.central() as session:

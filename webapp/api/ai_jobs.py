@@ -70,6 +70,14 @@ class JobSchema(Schema):
     completed_at = fields.String(required=True, allow_none=True)
 
 
+class EventSchema(Schema):
+    """As `text/event-stream` has it; `data` is the whole job as JSON."""
+
+    id = fields.String(required=True)
+    event = fields.String(required=True, validate=validate.OneOf(["status", "progress"]))
+    data = fields.String(required=True)
+
+
 class JobQuery(PageQuery):
     status = fields.String(load_default=None, validate=validate.OneOf([*JobStatus]))
 
@@ -186,7 +194,7 @@ def cancel(job_id: UUID) -> dict[str, Any]:
 
 
 @blueprint.get("/<uuid:job_id>/events")
-@blueprint.response(200, {"type": "string"}, content_type="text/event-stream")
+@blueprint.response(200, EventSchema, content_type="text/event-stream")
 @blueprint.alt_response(204, description="It has ended, and you have its last event.")
 @blueprint.alt_response(404, "NOT_FOUND")
 @blueprint.alt_response(429, "TOO_MANY_REQUESTS")
