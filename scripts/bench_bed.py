@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,31 +42,40 @@ class Bed:
         """An application behind the server we recommend; yields its port."""
         port = port or free_port()
         arguments = f"--bind 127.0.0.1:{port} --workers {workers} --threads {threads}".split()
-        log = (self.folder / f"gunicorn-{port}.log").open("wb")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gunicorn", "--worker-class", "gthread", "--keep-alive", "75",
-             "--no-control-socket", "--preload", *arguments, app],
-            env=self.environment(), stdout=log, stderr=log,
-        )  # fmt: skip
-        try:
-            _wait_for(port, process, Path(log.name))
+        command = [
+            sys.executable, "-m", "gunicorn", "--worker-class", "gthread", "--keep-alive", "75",
+            "--no-control-socket", "--preload", *arguments, app,
+        ]  # fmt: skip
+        with self.program(f"gunicorn-{port}", command, lambda: _answers(port)):
             yield port
-        finally:
-            process.terminate()
-            process.wait(20)
-            log.close()
+
+    @contextmanager
+    def program(
+        self, name: str, command: Sequence[str], is_ready: Callable[[], bool]
+    ) -> Iterator[int]:
+        """A program of ours that can be used; yields its process id."""
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(command, env=self.environment(), stdout=log, stderr=log)
+            try:
+                for _ in range(200):
+                    if process.poll() is not None or is_ready():
+                        break
+                    time.sleep(0.1)
+                if process.poll() is not None or not is_ready():
+                    text = Path(log.name).read_text()
+                    raise RuntimeError(f"{name} did not start:\n{text[-2000:]}")
+                yield process.pid
+            finally:
+                process.terminate()
+                process.wait(30)
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(200):
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1)
-            return
-        except OSError:
-            if process.poll() is not None:
-                break
-            time.sleep(0.1)
-    raise RuntimeError(f"The server did not start:\n{log.read_text()[-2000:]}")
+def _answers(port: int) -> bool:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

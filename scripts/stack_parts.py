@@ -130,7 +130,7 @@ def control(stack: Stack) -> Part:
         command=[*_celery("worker"), *pool, *talk, f"--schedule={schedule}"],
         environment=stack.backend_environment(),
         tier=2,
-        answers=lambda _: _node_answers(stack.redis_url, CONTROL_NODE),
+        answers=lambda _: node_answers(stack.redis_url, CONTROL_NODE),
         stop_seconds=WORKER_SECONDS,
     )
 
@@ -169,7 +169,7 @@ def http_answers(url: str, *, status: int | None = 200) -> bool:
     return status is None or answer.status_code == status
 
 
-def _node_answers(broker: str, node: str) -> bool:
+def node_answers(broker: str, node: str) -> bool:
     with Celery("comfyfleet", broker=broker, set_as_current=False) as celery:
         try:
             # A connection of our own: one that Celery kept may be older than this Redis.
