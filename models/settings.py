@@ -89,6 +89,12 @@ class Settings:
     reconcile_seconds: int = setting(
         10, "How often the reconciler looks for what a crash or a lost ticket left behind."
     )
+    control_step_seconds: int = setting(
+        60, "How long one step of a control task works before it leaves the rest to its next run."
+    )
+    control_patience_seconds: int = setting(
+        20, "How long a control task waits for one answer of a database."
+    )
     submitting_timeout_seconds: int = setting(
         300, "A job still in `submitting` after this is failed and refunded."
     )

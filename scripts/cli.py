@@ -12,6 +12,7 @@ from importlib import metadata
 import click
 
 from scripts import (
+    cli_control,
     cli_database,
     cli_demo,
     cli_doctor,
@@ -45,6 +46,7 @@ main.add_command(cli_database.seed)
 main.add_command(cli_money.ledger)
 main.add_command(cli_money.wallet)
 main.add_command(cli_serve.serve)
+main.add_command(cli_control.control)
 main.add_command(cli_up.up)
 main.add_command(cli_demo.demo)
 main.add_command(cli_doctor.doctor)

@@ -44,7 +44,7 @@ def clear_errors(command: Command) -> Command:
     return run  # type: ignore[return-value]
 
 
-def open_backend() -> "Backend":
+def open_backend(*, pools_may_be_away: bool = False) -> "Backend":
     """What the environment describes, if its databases have the schema of this code."""
     from models import migrate
     from models.settings import Settings
@@ -52,7 +52,7 @@ def open_backend() -> "Backend":
 
     settings = Settings.from_env()
     backend = Backend.open(settings)
-    migrate.require_current(backend.databases, settings)
+    migrate.require_current(backend.databases, settings, pools_may_be_away=pools_may_be_away)
     return backend
 
 

@@ -31,6 +31,7 @@ from models.session import Databases
 from models.settings import BadSetting, Settings
 from models.workers import Worker
 from scripts.stack_wishes import Unusable, comfyui_version, redis_client, redis_version
+from tasks import control as control_runs
 
 OLDEST_PYTHON = (3, 11)
 SECRET_KEY_LENGTH = 32
@@ -194,6 +195,20 @@ def workers(patient: Patient) -> str:
     return f"{count} GPU worker{'s' if count > 1 else ''} heard of in the last two minutes"
 
 
+def control(patient: Patient) -> str:
+    """A beat that died is seen by what is not done any more."""
+    try:
+        seen = control_runs.status(patient.databases, patient.settings)
+    except DBAPIError:
+        raise Bad("The control worker can't be looked up: see the database above.") from None
+    if late := [one["task"] for one in seen if one["is_late"]]:
+        raise Bad(
+            f"Not done in time: {', '.join(late)}. Does a control worker run, with beat (-B)? "
+            "`comfyfleet control status` tells since when."
+        )
+    return "the control worker does its tasks in time"
+
+
 def clock(patient: Patient) -> str:
     """Leases and signed URLs compare times of several machines."""
     try:
@@ -227,5 +242,6 @@ CHECKS: dict[str, Callable[[Patient], str]] = {
     "port": port,
     "comfyui": comfyui,
     "workers": workers,
+    "control": control,
     "clock": clock,
 }

@@ -122,7 +122,7 @@ def flower(stack: Stack) -> Part:
 def control(stack: Stack) -> Part:
     """The control worker with beat inside."""
     level = "INFO" if stack.wishes.is_verbose else "WARNING"
-    pool = ["-P", "threads", "-c", "2", "-B", "-Q", "control", "-n", CONTROL_NODE]
+    pool = ["-P", "threads", "-B", "-Q", "control", "-n", CONTROL_NODE]
     talk = ["--without-gossip", "--without-mingle", "-E", "-l", level]
     schedule = stack.state.folder("beat") / "schedule"
     return Part(

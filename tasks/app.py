@@ -1,13 +1,13 @@
 """The Celery app of the control worker: `celery -A tasks.app worker`, and beat.
 
-Each task is a thin shell around a `run_once` that says what it did. Nothing here is the only
-one of its kind: two control workers, or two beats, do everything twice and nothing wrong.
+Each task is a thin shell around a `run_once` (control.py); which there are, and how often, is told
+in schedule.py. Nothing here is the only one of its kind: two control workers, or two beats, do
+everything twice and nothing wrong.
 """
 
-import logging
 import ssl
+import threading
 import warnings
-from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -15,13 +15,11 @@ from celery import Celery, signals
 from celery.exceptions import SecurityWarning
 from celery.worker.control import inspect_command
 
-from models import migrate
+from models import impatience, migrate
 from models.settings import Settings
-from tasks import reconcile as reconciler
-from tasks import schedule, sweepers
+from tasks import control, schedule
 from tasks.backend import Backend
-
-logger = logging.getLogger(__name__)
+from tasks.schedule import ControlTask
 
 # Of running as root, as in a container. It is about pickles, and we take none.
 warnings.simplefilter("ignore", SecurityWarning)
@@ -36,6 +34,7 @@ app.conf.update(
     task_ignore_result=True,
     task_acks_late=True,
     worker_prefetch_multiplier=1,
+    worker_concurrency=len(schedule.control_tasks(settings)),  # none waits for another
     worker_send_task_events=True,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
@@ -53,18 +52,42 @@ if settings.redis_url.startswith("rediss:"):
     app.conf.broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
 
 
-@cache
+_opening = threading.Lock()
+
+
 def backend() -> Backend:
     """Opened by the first task, in the process that runs it."""
+    with _opening:
+        return _opened()
+
+
+@cache
+def _opened() -> Backend:
     opened = Backend.open(settings)
-    migrate.require_current(opened.databases, settings)
+    try:
+        migrate.require_current(opened.databases, settings, pools_may_be_away=True)
+    except BaseException:
+        opened.close()
+        raise
     return opened
+
+
+@signals.worker_init.connect
+def _be_impatient(**_: Any) -> None:
+    impatience.wait_at_most(settings.control_patience_seconds)
+
+
+@signals.worker_ready.connect
+def _begin_at_once(**_: Any) -> None:
+    """Beat would begin with waiting: what was missed while nobody ran is done now."""
+    for entry in app.conf.beat_schedule.values():
+        app.send_task(entry["task"], **entry["options"])
 
 
 @signals.worker_shutdown.connect
 def _close(**_: Any) -> None:
-    if backend.cache_info().currsize:
-        backend().close()
+    if _opened.cache_info().currsize:
+        _opened().close()
 
 
 @inspect_command(name="current_job")
@@ -73,17 +96,11 @@ def _current_job(_state: Any, **_: Any) -> dict[str, Any]:
     return {"job_id": None}
 
 
-@app.task(name="tasks.reconcile")
-def reconcile() -> dict[str, int]:
-    return _said("reconciled", asdict(reconciler.run_once(backend())))
+def _register(task: ControlTask) -> None:
+    @app.task(name=task.celery_name)
+    def run() -> dict[str, Any] | None:
+        return control.run(backend(), task)
 
 
-@app.task(name="tasks.sweep")
-def sweep() -> dict[str, int]:
-    return _said("swept", asdict(sweepers.run_once(backend())))
-
-
-def _said(what: str, done: dict[str, int]) -> dict[str, int]:
-    if any(done.values()):
-        logger.info("%s: %s", what, ", ".join(f"{k} {v}" for k, v in done.items() if v))
-    return done
+for _task in schedule.control_tasks(settings):
+    _register(_task)

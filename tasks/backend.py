@@ -49,6 +49,7 @@ class Backend:
     paces: BriefMemory  # how fast fleets work (queue_view.py)
     heads: BriefMemory  # who waits first (queue_view.py)
     ladders: BriefMemory  # where those behind them stand (queue_view.py)
+    resting: BriefMemory  # pools that did not answer (steps.py)
     before_close: list[Callable[[], None]] = field(default_factory=list)
 
     @classmethod
@@ -69,6 +70,7 @@ class Backend:
             paces=BriefMemory(settings.catalog_seconds),
             heads=BriefMemory(min(settings.catalog_seconds, 1)),
             ladders=BriefMemory(60),
+            resting=BriefMemory(30),
         )
 
     def close(self) -> None:

@@ -6,15 +6,13 @@ expired leases         queued again, or failed and refunded when that was the la
 stranded jobs          their workflow moved while they were held: they move after it
 lost tickets           rung again, until a fleet has one for every job that waits
 
-Each step, each pool and each item fails alone: what is away holds up nobody else.
+Each step, each pool and each item fails alone (steps.py): what is away holds up nobody else.
 """
 
-import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TypeVar
 
 from sqlalchemy import select
 
@@ -24,14 +22,11 @@ from models.fleets import Fleet
 from models.jobs import Job, JobStatus
 from tasks import outcomes
 from tasks.backend import Backend
+from tasks.steps import each, guarded, in_every_pool
 from tasks.submission import ensure_dispatch
-
-logger = logging.getLogger(__name__)
 
 BATCH = 1000
 GRACE_SECONDS = 10  # a submit that is under way right now is left to finish
-
-Item = TypeVar("Item")
 
 
 @dataclass
@@ -157,27 +152,3 @@ def ring_for_waiting(backend: Backend) -> int:
             backend.bell.ring(fleet.slug, dispatch_id)
             rung += 1
     return rung
-
-
-def each(items: Iterable[Item], step: Callable[[Item], bool]) -> int:
-    """Take one step per item and count those that did something. A bad one stops nobody."""
-    done = 0
-    for item in items:
-        try:
-            done += bool(step(item))
-        except Exception:
-            logger.exception("Could not carry on with %r; the next run tries again.", item)
-    return done
-
-
-def in_every_pool(backend: Backend, step: Callable[[str], int]) -> int:
-    return sum(guarded(f"the pool {pool}", partial(step, pool)) for pool in backend.databases.pools)
-
-
-def guarded(what: str, step: Callable[[], int]) -> int:
-    """How much a step did; nothing if something it needs is away. The others go on."""
-    try:
-        return step()
-    except Exception:
-        logger.exception("Could not carry on with %s; the next run tries again.", what)
-        return 0

@@ -1,25 +1,52 @@
-"""What is done again and again, how often, and why that often. Read by beat."""
+"""What is done again and again, how often, and why that often: one line for each control task."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from models.settings import Settings
+from tasks import reconcile, sweepers
+from tasks.backend import Backend
 
 QUEUE = "control"
+LATE_SECONDS = 60  # what a run may be late by, beside another period, before somebody should look
+
+
+@dataclass(frozen=True)
+class ControlTask:
+    """`run_once` does it and returns a dataclass of what it did: numbers, by name."""
+
+    name: str
+    seconds: float
+    run_once: Callable[[Backend], Any]
+
+    @property
+    def celery_name(self) -> str:
+        return f"tasks.{self.name}"
+
+    @property
+    def patience(self) -> timedelta:
+        """It is late when it last finished longer ago than this."""
+        return timedelta(seconds=2 * self.seconds + LATE_SECONDS)
+
+
+def control_tasks(settings: Settings) -> list[ControlTask]:
+    return [
+        # Bounds how long a lost ticket or a crash keeps a job waiting.
+        ControlTask("reconcile", settings.reconcile_seconds, reconcile.run_once),
+        # Nobody waits for what this removes.
+        ControlTask("sweep", 300, sweepers.run_once),
+    ]
 
 
 def table(settings: Settings) -> dict[str, dict[str, Any]]:
+    """For beat. A message that nobody took before the next is due expires: once is enough."""
     return {
-        # Bounds how long a lost ticket or a crash keeps a job waiting.
-        "reconcile": every(settings.reconcile_seconds, "tasks.reconcile"),
-        # Nobody waits for what this removes.
-        "sweep": every(300, "tasks.sweep"),
-    }
-
-
-def every(seconds: float, task: str) -> dict[str, Any]:
-    """One that nobody took before the next is due would only be done twice: it expires."""
-    return {
-        "task": task,
-        "schedule": seconds,
-        "options": {"queue": QUEUE, "expires": max(seconds, 10)},
+        task.name: {
+            "task": task.celery_name,
+            "schedule": task.seconds,
+            "options": {"queue": QUEUE, "expires": max(task.seconds, 10)},
+        }
+        for task in control_tasks(settings)
     }

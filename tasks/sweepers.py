@@ -1,6 +1,6 @@
 """Remove what nobody will come back for: unfinished uploads, deleted files.
 
-Each step and each pool fails alone, as in reconcile.py.
+Each step and each pool fails alone (steps.py).
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from models import files, object_paths
 from models.base import utcnow
 from models.files import File, FileStatus
 from tasks.backend import Backend
-from tasks.reconcile import each, guarded, in_every_pool
+from tasks.steps import each, guarded, in_every_pool
 
 BATCH = 1000
 

@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 from redis import Redis
 
-from models import fleets
+from models import control_turns, fleets
 from models.base import utcnow
 from models.settings import Settings
 from models.workers import Worker
 from scripts.cli import main
 from scripts.server_process import free_port
-from tasks import catalog
+from tasks import catalog, schedule
 from tasks.backend import Backend
 from tests.fixtures import SECRET, sqlite_settings
 from tests.scripts.small_servers import http_server, old_redis
@@ -27,10 +27,18 @@ Diagnose = Callable[..., dict[str, tuple[bool, str]]]
 
 @pytest.fixture
 def settings(sqlite: Backend) -> Settings:
-    """A backend that has everything: schema, catalog, and a worker seen a moment ago."""
+    """A backend that has everything: schema, catalog, a worker and a beat seen a moment ago."""
     catalog.seed_demo(sqlite)
     put_worker(sqlite)
+    note_turns(sqlite)
     return sqlite.settings
+
+
+def note_turns(backend: Backend, *, seconds_ago: int = 0) -> None:
+    finished_at = utcnow() - timedelta(seconds=seconds_ago)
+    with backend.databases.central() as session:
+        for task in schedule.control_tasks(backend.settings):
+            control_turns.finish(session, task.name, done={}, now=finished_at)
 
 
 def put_worker(backend: Backend, *, seconds_ago: int = 0) -> None:
@@ -96,7 +104,7 @@ def test_a_database_without_its_schema(diagnose: Diagnose, tmp_path: Path) -> No
     found = bad(
         diagnose(COMFYFLEET_CENTRAL_URL=fresh.central_url, COMFYFLEET_POOL_URLS=fresh.pool_urls)
     )
-    assert set(found) == {"database", "workers"}
+    assert set(found) == {"database", "workers", "control"}
     assert found["database"] == (
         "Not migrated: central, pool:main, pool:second. Run `comfyfleet db migrate`."
     )
@@ -105,7 +113,7 @@ def test_a_database_without_its_schema(diagnose: Diagnose, tmp_path: Path) -> No
 def test_a_database_that_does_not_answer(diagnose: Diagnose) -> None:
     url = f"postgresql+psycopg2://nobody@127.0.0.1:{free_port()}/x"
     found = bad(diagnose(COMFYFLEET_CENTRAL_URL=url))
-    assert set(found) == {"database", "workers"}
+    assert set(found) == {"database", "workers", "control"}
     assert found["database"].startswith("A database does not answer: ")
 
 
@@ -182,6 +190,14 @@ def test_a_worker_not_heard_of_for_long(diagnose: Diagnose, sqlite: Backend) -> 
     assert set(bad(diagnose())) == {"workers"}
 
 
+def test_a_beat_that_died(diagnose: Diagnose, sqlite: Backend) -> None:
+    note_turns(sqlite, seconds_ago=100)  # in time for all but the most frequent
+    assert set(bad(diagnose())) == {"control"}
+    note_turns(sqlite, seconds_ago=100_000)
+    every = ", ".join(task.name for task in schedule.control_tasks(sqlite.settings))
+    assert bad(diagnose())["control"].startswith(f"Not done in time: {every}. ")
+
+
 def test_it_is_told_in_lines_too(diagnose: Diagnose, settings: Settings) -> None:
     env = {
         "COMFYFLEET_CENTRAL_URL": settings.central_url,
@@ -195,8 +211,8 @@ def test_it_is_told_in_lines_too(diagnose: Diagnose, settings: Settings) -> None
     assert done.exit_code == 1
     lines = done.stdout.splitlines()
     assert lines[0] == "Looking at what the environment describes."
-    assert lines[-1] == "1 of 11 checks are bad."
-    assert [line[:3] for line in lines[1:-1]].count("ok ") == 10
+    assert lines[-1] == "1 of 12 checks are bad."
+    assert [line[:3] for line in lines[1:-1]].count("ok ") == 11
     assert "BAD  comfyui:     localhost is no address of a ComfyUI" in done.stdout
 
 

@@ -15,7 +15,7 @@ from models.base import utcnow
 from models.errors import AlreadyRefunded, InvalidInput, LeaseLost, NotFound, VideoInUse
 from models.files import Output
 from models.jobs import Job, JobStatus
-from tasks import catalog, money, outcomes, reconcile, submission, sweepers
+from tasks import catalog, money, outcomes, reconcile, steps, submission, sweepers
 from tasks.backend import Backend
 from tests.fixtures import MakePerson, Person, make_person
 from tests.tasks import orders
@@ -148,7 +148,7 @@ def test_one_bad_item_does_not_stop_a_sweep(
             raise RuntimeError("a bad one")
         return True
 
-    assert reconcile.each([0, 1, 2], step) == 2
+    assert steps.each([0, 1, 2], step) == 2
     assert "a bad one" in caplog.text
 
 

@@ -11,7 +11,7 @@ from models import jobs, videos
 from models.jobs import Job
 from models.videos import Video, VideoStatus
 from tasks import media_intake, queue_view, sweepers
-from tasks.reconcile import each
+from tasks.steps import each
 from webapp.auth import let_users_in
 from webapp.context import backend, principal
 from webapp.openapi import ApiBlueprint
