@@ -223,6 +223,7 @@ def test_a_payment_id_that_was_used_differently_is_refused(run: Run, backend: Ba
 
 COMMANDS: list[list[str]] = [
     [], ["db"], ["db", "migrate"], ["db", "status"], ["seed"], ["ledger"], ["ledger", "verify"],
+    ["control"], ["control", "run"], ["control", "status"],
     ["wallet"], ["wallet", "credit"], ["serve"], ["up"], ["demo"], ["doctor"], ["spot-drill"],
     ["fleets"], ["fleets", "redis-acl"], ["gpu-worker"],
 ]  # fmt: skip
