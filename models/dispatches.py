@@ -410,6 +410,20 @@ def _exhausted(now: datetime) -> Select[tuple[Dispatch]]:
     )
 
 
+def get(session: Session, dispatch_id: UUID) -> Dispatch:
+    dispatch = session.get(Dispatch, dispatch_id)
+    if dispatch is None:
+        raise NotFound("There is no such dispatch.")
+    return dispatch
+
+
+def matching(
+    *, status: str | None = None, fleet_id: UUID | None = None, tenant_id: UUID | None = None
+) -> Select[tuple[Dispatch]]:
+    asked = {"status": status, "fleet_id": fleet_id, "tenant_id": tenant_id}
+    return select(Dispatch).filter_by(**{name: one for name, one in asked.items() if one})
+
+
 def find_by_job(session: Session, tenant_id: UUID, job_id: UUID) -> Dispatch | None:
     return session.scalar(
         select(Dispatch).where(Dispatch.tenant_id == tenant_id, Dispatch.tenant_job_id == job_id)

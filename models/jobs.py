@@ -111,6 +111,12 @@ class Job(TenantBase):
     def is_active(self) -> bool:
         return self.status in ACTIVE
 
+    @property
+    def origin(self) -> dict[str, Any] | None:
+        """Of a job that was ordered again: the `dispatch_id` that failed, and the `actor`."""
+        origin: dict[str, Any] | None = self.input_payload.get("origin")
+        return origin
+
 
 class JobOutput(TenantBase):
     """A file that a job made."""

@@ -275,7 +275,7 @@ def change_lane(session: Session, dispatch: Dispatch, *, fleet_id: UUID, priorit
 def _waiting(session: Session, dispatch_id: UUID) -> Dispatch:
     dispatch = locked(session, dispatch_id)
     if dispatch.status != DispatchStatus.QUEUED:
-        raise NotPossibleNow(f"Only a waiting job can be moved; this one is {dispatch.status}.")
+        raise NotPossibleNow(f"This is for jobs that wait; this one is {dispatch.status}.")
     return dispatch
 
 
@@ -296,6 +296,15 @@ def to_front(session: Session, dispatch_id: UUID) -> Dispatch:
     if highest is None or highest < dispatch.priority:
         return dispatch
     return set_priority(session, dispatch_id, priority=highest + 1)
+
+
+def make_due(session: Session, dispatch_id: UUID) -> Dispatch:
+    """One that backs off waits for nothing but its turn, which it has kept."""
+    dispatch = _waiting(session, dispatch_id)
+    if dispatch.available_at is not None:
+        dispatch.available_at, dispatch.updated_at = None, utcnow()
+        session.flush()
+    return dispatch
 
 
 def move(session: Session, *, workflow_id: UUID, source: UUID, target: UUID) -> int:

@@ -41,12 +41,15 @@ class Submitted:
     is_new: bool
 
 
-def submit(session: Session, order: Order, *, max_active: int) -> Submitted:
-    """Order a job and take its price, in one step. The same order again is the same job."""
+def submit(session: Session, order: Order, *, max_active: int | None) -> Submitted:
+    """Order a job and take its price, in one step. The same order again is the same job.
+
+    Without `max_active` the user may have any number: somebody else orders for them.
+    """
     ledger.lock_wallet(session, user_id=order.user_id)
     if job := replayed(session, order):
         return Submitted(job, is_new=False)
-    if count_active(session, user_id=order.user_id) >= max_active:
+    if max_active is not None and count_active(session, user_id=order.user_id) >= max_active:
         raise too_many_active(max_active)
     _claim_media(session, order)
     job = Job(id=row_id(), **vars(order), created_at=utcnow(), outputs=[])

@@ -11,6 +11,7 @@ from typing import Any
 
 NOTHING_TO_TELL = "Processing failed."
 LONGEST = 300
+LONGEST_FOR_OPERATORS = 20_000
 
 _LOOKED_AT = 100_000  # characters of an error; of the telling line far fewer
 _LINE = 2_000
@@ -40,6 +41,11 @@ _INSIDE = (
 _UNSEEN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+")
 _ESCAPED = re.compile(r"\\(.)")
 _WORD = re.compile(r"[^\W\d_]{2}")
+
+
+def for_operators(error: str, trace: str | None = None) -> str:
+    """All of it, as far as it is kept."""
+    return (f"{error}\n{trace}" if trace else error)[:LONGEST_FOR_OPERATORS]
 
 
 def for_users(error: str) -> str:

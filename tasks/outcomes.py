@@ -14,11 +14,12 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from models import audit, dispatches, effects, hot_worker, jobs
+from models import audit, dead_letters, dispatches, effects, hot_worker, jobs
 from models.dispatches import Dispatch, DispatchStatus, Lease
 from models.files import Output
 from models.fleets import Fleet
 from models.jobs import Job, JobStatus
+from tasks import error_text
 from tasks.backend import Backend
 
 SYSTEM = "system"
@@ -67,15 +68,16 @@ def fail(
     code: str,
     message: str,
     error: str,
+    trace: str | None = None,
     actor: str = SYSTEM,
     **details: Any,
 ) -> Job:
-    """The job went wrong for good. `message` is for the user, `error` for the operators."""
+    """The job went wrong for good. `message` is for the user, the rest for the operators."""
     dispatch = check(backend, lease)
     with backend.databases.tenant(dispatch.tenant_id) as session:
         job = jobs.fail(session, dispatch.tenant_job_id, code=code, message=message)
     with backend.databases.central() as session:
-        _follow(session, dispatch.id, job, error=error, actor=actor, **details)
+        _follow(session, dispatch.id, job, error=error, trace=trace, actor=actor, **details)
     backend.news.tell(job.id)
     return job
 
@@ -215,6 +217,7 @@ def _follow(
     *,
     actor: str,
     error: str | None = None,
+    trace: str | None = None,
     **details: Any,
 ) -> None:
     was_open = dispatches.locked(session, dispatch_id).status in dispatches.OPEN
@@ -226,13 +229,15 @@ def _follow(
         case JobStatus.CANCELLED:
             dispatch = dispatches.cancel(session, dispatch_id)
         case JobStatus.FAILED:
-            told = error or job.error_message or ""
+            error = error or job.error_message or ""
+            told = error_text.for_operators(error, trace)
             dispatch = dispatches.fail(session, dispatch_id, error=told)
             details = {"code": job.error_code, "error": told} | details
         case _:
             raise ValueError(f"The job {job.id} is {job.status}: it has not ended.")
     if was_open:
         note(session, _EVENTS[JobStatus(job.status)], dispatch, actor=actor, **details)
+        dead_letters.keep(session, dispatch, code=job.error_code, error=error, trace=trace)
 
 
 def note_lost_lease(session: Session, dispatch: Dispatch, *, attempt: int) -> None:

@@ -12,8 +12,6 @@ from tasks.backend import Backend
 
 logger = logging.getLogger(__name__)
 
-LONGEST_ERROR = 20_000  # of what operators keep of an error
-
 
 def complete(
     backend: Backend,
@@ -52,17 +50,20 @@ def fail(
     retryable: bool = False,
 ) -> str:
     """`retryable`: the job is not to blame, and another worker may well finish it."""
-    full = f"{error}\n{trace}"[:LONGEST_ERROR] if trace else error[:LONGEST_ERROR]
     if retryable:
-        waiting = outcomes.retry(backend, lease, error=full, actor=worker.actor)
+        told = error_text.for_operators(error, trace)
+        waiting = outcomes.retry(backend, lease, error=told, actor=worker.actor)
         if waiting is not None:
             return str(waiting.status)
+        # Whatever the worker calls it: that tries were the limit decides what becomes of it.
+        code = "attempts_exhausted"
     job = outcomes.fail(
         backend,
         lease,
-        code=code or ("attempts_exhausted" if retryable else "execution_failed"),
+        code=code or "execution_failed",
         message=error_text.for_users(error),
-        error=full,
+        error=error_text.for_operators(error),
+        trace=error_text.for_operators(trace) if trace else None,
         actor=worker.actor,
     )
     return str(job.status)

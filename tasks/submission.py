@@ -20,7 +20,18 @@ from uuid import UUID
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
-from models import dispatches, effects, fleets, hot_path, jobs, lanes, orders, payload, properties
+from models import (
+    dead_letters,
+    dispatches,
+    effects,
+    fleets,
+    hot_path,
+    jobs,
+    lanes,
+    orders,
+    payload,
+    properties,
+)
 from models.effects import Effect
 from models.errors import EffectUnavailable, InvalidInput, NotFound, Refusal
 from models.fleets import Fleet, WorkflowFleet
@@ -227,9 +238,13 @@ def _join(backend: Backend, job: Job, fleet: Fleet) -> UUID | None:
         "provider": job.provider,
         "max_attempts": backend.settings.max_attempts,
     }
-    if backend.databases.on_postgres:
+    if backend.databases.on_postgres and job.origin is None:
         return hot_path.join(backend.databases, **waiting)
     with backend.databases.central() as session:
+        if job.origin is not None:  # from now on it will be served: its letter is done with
+            failed = dispatches.locked(session, UUID(job.origin["dispatch_id"]))
+            dead_letters.redriven(session, failed.id, job_id=job.id, actor=job.origin["actor"])
+            waiting["priority"] = failed.priority
         return lanes.join(session, **waiting)
 
 

@@ -1,5 +1,5 @@
-"""Any interleaving of submit, complete, fail, cancel, requeue, leave, crash and retry keeps
-the books.
+"""Any interleaving of submit, complete, fail, cancel, requeue, leave, crash, retry and redrive
+keeps the books.
 
 Hypothesis drives the real steps over both databases and stops them at any transaction, as
 a crash would. After each step every wallet adds up and no job disagrees with its money; at
@@ -28,12 +28,13 @@ from sqlalchemy import event
 
 from models import jobs, ledger_audit
 from models.base import utcnow
+from models.dead_letters import DeadLetter, DeadLetterStatus
 from models.dispatches import Lease
 from models.errors import InsufficientTokens, LeaseLost, NotPossibleNow, TooManyActiveJobs
 from models.jobs import ACTIVE, Job
 from models.ledger import Transaction, TransactionType, Wallet
 from models.settings import Settings
-from tasks import catalog, outcomes, reconcile, registration, reports, submission
+from tasks import catalog, outcomes, reconcile, redrive, registration, reports, submission
 from tasks.backend import Backend
 from tests.fixtures import emptied, for_tests, make_person, sqlite_settings
 from tests.tasks import gpu, orders
@@ -172,6 +173,35 @@ class MoneyMachine(RuleBasedStateMachine):
         later = utcnow() + timedelta(minutes=minutes)
         self.step(crash, lambda: reconcile.run_once(self.backend, now=later))
 
+    @rule(data=st.data(), crash=CRASH)
+    def redrive(self, data: st.DataObject, crash: int | None) -> None:
+        if found := self.all_letters():
+            letter = data.draw(st.sampled_from(found))
+            self.step(crash, lambda: redrive.redrive(self.backend, letter.id, actor="cli"))
+
+    @rule(data=st.data(), crash=CRASH)
+    def discard(self, data: st.DataObject, crash: int | None) -> None:
+        if found := self.all_letters():
+            letter = data.draw(st.sampled_from(found))
+            self.step(crash, lambda: redrive.discard(self.backend, letter.id, actor="cli"))
+
+    @rule(crash=CRASH)
+    def lose_for_good(self, crash: int | None) -> None:
+        """A job is given up, so that there is a letter to speak of."""
+
+        def lose() -> None:
+            now = utcnow()
+            while orders.lease_next(self.backend, now=now):
+                now += timedelta(minutes=10)
+            reconcile.run_once(self.backend, now=now)
+
+        self.step(crash, lose)
+
+    def all_letters(self) -> list[DeadLetter]:
+        with self.backend.databases.central(read_only=True) as session:
+            query = session.query(DeadLetter)
+            return query.order_by(DeadLetter.created_at, DeadLetter.id).all()
+
     def all_jobs(self) -> list[Job]:
         with self.backend.databases.pool("main") as session:
             return session.query(Job).order_by(Job.created_at, Job.id).all()
@@ -210,6 +240,21 @@ class MoneyMachine(RuleBasedStateMachine):
                 kinds = {e.type for e in session.query(Transaction).filter_by(job_id=job.id)}
                 resolved = kinds - {TransactionType.JOB_RESERVE}
                 assert len(resolved) == 1, (job.status, kinds)
+        self.letters_tell_the_truth()
+
+    def letters_tell_the_truth(self) -> None:
+        """Whatever was ordered again and served stands on the letter of what failed, and once."""
+        served: dict[str, list[Job]] = {}
+        for job in self.all_jobs():
+            if job.origin and orders.dispatch_of(self.backend, job):
+                served.setdefault(job.origin["dispatch_id"], []).append(job)
+        for letter in self.all_letters():
+            made = served.pop(str(letter.dispatch_id), [])
+            assert len(made) <= 1
+            if made:
+                assert letter.status == DeadLetterStatus.REDRIVEN
+                assert letter.redriven_job_id == made[0].id
+        assert served == {}
 
 
 LIMITS = {"deadline": None, "suppress_health_check": list(HealthCheck)}

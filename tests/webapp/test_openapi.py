@@ -11,6 +11,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from models import errors
+from models.dead_letters import DeadLetterReason
 from models.errors import Refusal, every_refusal
 from tests.webapp.calls import Json, answered
 from webapp import problems
@@ -216,7 +217,7 @@ def test_every_reason_of_a_failed_job_is_documented() -> None:
     page = (ROOT / "docs/errors.md").read_text().partition("## Why a job failed")[2]
     told = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     code = "\n".join(path.read_text() for path in (ROOT / "tasks").glob("*.py"))
-    given = set(re.findall(r'\bcode="(\w+)"', code)) | {"cancelled"}
+    given = set(re.findall(r'\bcode="(\w+)"', code)) | {"cancelled", *DeadLetterReason}
     assert given == told
 
 

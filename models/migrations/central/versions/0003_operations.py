@@ -52,6 +52,7 @@ def upgrade() -> None:
     if op.get_bind().dialect.name == "postgresql":
         op.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON control_turns TO comfyfleet_app")
     op.add_column("dead_letters", sa.Column("redriven_job_id", sa.Uuid(), nullable=True))
+    op.create_index("ix_dead_letters_created_at_id", "dead_letters", ["created_at", "id"])
     op.add_column(
         "webhook_endpoints",
         sa.Column("previous_secret_until", sa.DateTime(timezone=True), nullable=True),
@@ -76,6 +77,7 @@ def downgrade() -> None:
     op.drop_index("ix_webhook_deliveries_endpoint_id_created_at_id", "webhook_deliveries")
     op.drop_column("webhook_deliveries", "log")
     op.drop_column("webhook_endpoints", "previous_secret_until")
+    op.drop_index("ix_dead_letters_created_at_id", "dead_letters")
     op.drop_column("dead_letters", "redriven_job_id")
     op.drop_table("control_turns")
     op.drop_index("ix_ai_job_dispatches_created_at_id", "ai_job_dispatches")
