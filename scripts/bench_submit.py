@@ -24,7 +24,7 @@ def run() -> Result:
     with bed(max_active_jobs=10**9) as made:
         catalog.seed_demo(made.backend)
         progress(f"{USERS} users")
-        tokens = _users(made)
+        tokens = buyers(made)
         with (
             made.gunicorn("webapp.wsgi:app") as ours,
             made.gunicorn("scripts.bench_bare:app") as bare,
@@ -36,7 +36,7 @@ def _compare(ours: int, bare: int, tokens: list[str]) -> Result:
     """Many short rounds in turns, so that both see the same moods of the machine."""
     ports = {"ours": ours, "bare": bare}
     for port in ports.values():
-        load.drive(port, _orders(tokens), connections=CONNECTIONS, seconds=WARM_UP_SECONDS)
+        load.drive(port, orders(tokens), connections=CONNECTIONS, seconds=WARM_UP_SECONDS)
     rates: dict[str, list[float]] = {name: [] for name in ports}
     latencies: dict[str, list[float]] = {name: [] for name in ports}
     for number in range(ROUNDS):
@@ -44,7 +44,7 @@ def _compare(ours: int, bare: int, tokens: list[str]) -> Result:
             progress(f"round {number + 1} of {ROUNDS}")
         for name, port in ports.items():
             outcome = load.drive(
-                port, _orders(tokens), connections=CONNECTIONS, seconds=ROUND_SECONDS
+                port, orders(tokens), connections=CONNECTIONS, seconds=ROUND_SECONDS
             )
             if set(outcome.statuses) != {201}:
                 raise RuntimeError(f"Not every request was accepted: {outcome.statuses}")
@@ -64,7 +64,7 @@ def _compare(ours: int, bare: int, tokens: list[str]) -> Result:
     return Result("submit", figures, {"rates": rates})
 
 
-def _orders(tokens: list[str]) -> Iterator[bytes]:
+def orders(tokens: list[str]) -> Iterator[bytes]:
     for token in itertools.cycle(tokens):
         body = {
             "effect_id": "colour-card",
@@ -74,7 +74,7 @@ def _orders(tokens: list[str]) -> Iterator[bytes]:
         yield load.post("/api/ai-jobs", json.dumps(body).encode(), token=token)
 
 
-def _users(made: Bed) -> list[str]:
+def buyers(made: Bed) -> list[str]:
     tokens = []
     for number in range(USERS):
         with made.backend.databases.central() as session:

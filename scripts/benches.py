@@ -7,6 +7,7 @@ import click
 
 BENCHES = {
     "submit": "POST /api/ai-jobs against a bare Flask endpoint with one INSERT",
+    "events": "POST /api/ai-jobs with 1 000 idle event streams open, against the same without",
     "pipeline": "a job through web, Redis, worker and ComfyUI against bare Celery and bare ComfyUI",
     "fleet": "how many GPU workers one control plane holds",
     "lease": "a lease with 100, 10 000 and 1 000 000 jobs waiting",
@@ -21,6 +22,7 @@ def main(name: str, path: Path | None) -> None:
 
     \b
     submit  POST /api/ai-jobs against a bare Flask endpoint with one INSERT
+    events  POST /api/ai-jobs with 1 000 idle event streams open, against the same without
     pipeline  a job through web, Redis, worker and ComfyUI, against bare Celery and ComfyUI
     fleet   how many GPU workers one control plane holds
     lease   a lease with 100, 10 000 and 1 000 000 jobs waiting

@@ -5,7 +5,7 @@ all that are given within a moment (models/lane_places.py).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
@@ -53,6 +53,7 @@ def places(backend: Backend, jobs: Sequence[Job]) -> dict[UUID, Place]:
 class _View:
     backend: Backend
     session: Session
+    last_times: dict[UUID, float | None] = field(default_factory=dict)  # of effects
 
     def place(self, dispatch: Dispatch, job: Job) -> Place:
         if not job.is_active:
@@ -98,8 +99,10 @@ class _View:
 
     def _last_time(self, job: Job) -> float | None:
         """Of an effect whose fleet has done nothing lately."""
-        seconds = select(Effect.last_processing_time_seconds).where(Effect.id == job.effect_id)
-        return self.session.scalar(seconds)
+        if job.effect_id not in self.last_times:
+            seconds = select(Effect.last_processing_time_seconds).where(Effect.id == job.effect_id)
+            self.last_times[job.effect_id] = self.session.scalar(seconds)
+        return self.last_times[job.effect_id]
 
     def _pace(self, fleet_id: UUID) -> Pace:
         known: Pace | None = self.backend.paces.get(str(fleet_id))
