@@ -111,6 +111,8 @@ def flower(stack: Stack) -> Part:
             f"--address={HOST}",
             f"--port={stack.ports.flower}",
             f"--logging={level}",
+            # The dispatch and the jobs, which Flower leaves out by itself, first of all.
+            "--tasks_columns=name,args,result,state,received,runtime,worker",
         ],
         environment=stack.backend_environment(),
         tier=1,
