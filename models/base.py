@@ -7,6 +7,7 @@ join, a foreign key or a transaction.
 
 import secrets
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -82,6 +83,17 @@ class TenantBase(Base):
 def changed_rows(result: Result[Any]) -> int:
     """How many rows an UPDATE, INSERT or DELETE touched."""
     return result.rowcount if isinstance(result, CursorResult) else 0
+
+
+def change_row(row: Base, values: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Set what differs. Returns before and after by column, fit for the audit log."""
+    changes = {}
+    for column, value in values.items():
+        before = getattr(row, column)
+        if before != value:
+            setattr(row, column, value)
+            changes[column] = [before, value]
+    return changes
 
 
 def row_id() -> UUID:

@@ -2,15 +2,19 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from uuid import UUID
 
 from sqlalchemy import CheckConstraint, ForeignKey, Select, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 
-from models.base import CentralBase, new_id, one_of, utcnow
-from models.errors import NotFound
+from models import slugs
+from models.base import CentralBase, change_row, new_id, one_of, utcnow
+from models.errors import NotFound, SlugTaken
 from models.workflows import Workflow
+
+PRICE_MAX_TOKENS = 1_000_000
 
 
 class Provider(StrEnum):
@@ -63,6 +67,39 @@ def put(
     return effect
 
 
+class EffectChange(TypedDict, total=False):
+    """What may be different from now on. Jobs keep the price and values of their order."""
+
+    name: str
+    description: str
+    workflow_id: UUID
+    credits_cost: int
+    overrides: dict[str, Any]
+    provider: str
+    is_active: bool
+
+
+def create(session: Session, *, slug: str, **values: Unpack[EffectChange]) -> Effect:
+    effect = Effect(slug=slugs.check(slug), **values)
+    try:
+        with session.begin_nested():
+            session.add(effect)
+    except IntegrityError:
+        raise SlugTaken(f"There is an effect {slug!r} already.") from None
+    session.refresh(effect)  # for its workflow
+    return effect
+
+
+def change(
+    session: Session, effect: Effect, **values: Unpack[EffectChange]
+) -> dict[str, list[Any]]:
+    """Returns what was different, before and after."""
+    changes = change_row(effect, values)
+    session.flush()
+    session.refresh(effect)  # it may have another workflow
+    return changes
+
+
 def offered() -> Select[tuple[Effect]]:
     """Every effect a user may choose."""
     return select(Effect).join(Effect.workflow).where(Effect.is_active, Workflow.is_active)
@@ -76,6 +113,15 @@ def get(session: Session, id_or_slug: str) -> Effect:
     effect = find(session, id_or_slug)
     if effect is None or not (effect.is_active and effect.workflow.is_active):
         raise NotFound(f"There is no effect {id_or_slug!r}.")
+    return effect
+
+
+def locked(session: Session, slug: str) -> Effect:
+    """Whether it is on offer or not."""
+    row = select(Effect).where(Effect.slug == slug).with_for_update(key_share=True, of=Effect)
+    effect = session.scalar(row.execution_options(populate_existing=True))
+    if effect is None:
+        raise NotFound(f"There is no effect {slug!r}.")
     return effect
 
 

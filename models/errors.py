@@ -19,6 +19,7 @@
     ├── AlreadyRefunded               409    already_refunded
     ├── VideoInUse                    409    video_in_use
     ├── NotPossibleNow                409    not_possible_now
+    ├── SlugTaken                     409    slug_taken
     ├── WorkerIdTaken                 409    worker_id_taken
     ├── FleetFull                     409    fleet_full
     ├── TooManyActiveJobs             429    too_many_active_jobs  (retry_after_seconds)
@@ -161,6 +162,11 @@ class VideoInUse(Refusal):
 class NotPossibleNow(Refusal):
     status, code = 409, "not_possible_now"
     title = "The thing is not in a state that allows this."
+
+
+class SlugTaken(Refusal):
+    status, code = 409, "slug_taken"
+    title = "There is one of this name already."
 
 
 class WorkerIdTaken(Refusal):

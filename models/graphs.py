@@ -3,12 +3,16 @@
 A graph that passed can be rendered with any values that fit its properties: the result is a
 graph of known size that ComfyUI can read, with every link intact and no file of a user's choosing.
 (It can still fail when it runs; what the nodes make of their inputs is ComfyUI's to say.)
+
+ComfyUI opens whatever path a media loader is given, anywhere on its disk. So such a loader takes
+the placeholder of a media property or a plain name in the input folder, written there and not
+linked: another node could make a path of a text. Models lie in folders, and may be named with them.
 """
 
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -22,6 +26,8 @@ DEPTH_MAX = 32
 SIZE_MAX_BYTES = 4_000_000
 # Characters that users' texts may add: a placeholder used in many places multiplies its text.
 FILLING_MAX_CHARACTERS = 16_000_000
+NAME_MAX_CHARACTERS = 200  # of a node's id, of its type
+PROBLEMS_REPORTED = 100
 
 # Bounded, so that a long run of braces is read in linear time.
 _LOOKS_LIKE_PLACEHOLDER = re.compile(r"\{\{[^{}]{0,200}\}\}")
@@ -30,8 +36,11 @@ _FILE_FIELD = re.compile(
 )
 # "name [output]" is ComfyUI's way to read from another folder: other jobs' results.
 _LEAVES_THE_INPUT_FOLDER = re.compile(
-    r"^\s*([/\\~]|[A-Za-z]:|file:)|\.\.|\[(output|temp)\]\s*$", re.I
+    r"^\s*([/\\~]|[a-z]:|file:|[a-z][a-z0-9+.-]*://)|\.\.|\[(output|temp)\]\s*$", re.I
 )
+_MEDIA_LOADER = re.compile(r"load_?(image|video|audio|mask|latent|3d|mesh)", re.I)
+_MEDIA_FIELD = re.compile(r"(^|_)(images?|videos?|audios?|masks?|latents?|mesh)(_|$)")
+_PATH = re.compile(r"[/\\]")
 
 
 def check_graph(
@@ -39,7 +48,7 @@ def check_graph(
     properties: Sequence[Property],
     output_node_id: str | None,
     *,
-    allowed_nodes: Collection[str] | None = None,
+    allowed_nodes: Container[str] | None = None,
 ) -> None:
     """InvalidInput, with every fault under `graph.<node>.inputs.<field>`, or nothing."""
     checked = _require_small_json(graph)
@@ -56,6 +65,8 @@ def _require_small_json(graph: object) -> Graph:
     """Refused at once when too large or deep: everything after this walks the whole graph."""
     if not isinstance(graph, dict) or not 0 < len(graph) <= NODES_MAX:
         raise InvalidInput.field("graph", f"Must be an object of 1 to {NODES_MAX} nodes.")
+    if isinstance(graph.get("nodes"), list):
+        raise InvalidInput.field("graph", "This is the editor's format. Export it as API format.")
     pending: list[tuple[Any, int]] = [(graph, 1)]
     while pending:  # not recursive, because a deep graph is one of the things to refuse
         value, depth = pending.pop()
@@ -80,7 +91,7 @@ class _Inspection:
 
     graph: Graph
     properties: Sequence[Property]
-    allowed_nodes: Collection[str] | None
+    allowed_nodes: Container[str] | None
     problems: Problems = field(default_factory=dict)
     uses: Counter[str] = field(default_factory=Counter)
     links: dict[str, set[str]] = field(default_factory=dict)
@@ -90,16 +101,20 @@ class _Inspection:
         self.pattern = placeholder_pattern([OUTPUT_PREFIX, *self.by_placeholder])
 
     def report(self, where: str, sentence: str) -> None:
+        if where not in self.problems and len(self.problems) == PROBLEMS_REPORTED:
+            return  # enough to work on: the answer shall not be as long as the graph
         sentences = self.problems.setdefault(where, [])
         if sentence not in sentences:
             sentences.append(sentence)
 
     def visit_node(self, node_id: str, node: object) -> None:
-        where = f"graph.{node_id}"
+        where = f"graph.{node_id[:NAME_MAX_CHARACTERS]}"
+        if not 0 < len(node_id) <= NAME_MAX_CHARACTERS:
+            return self.report(where, f"Its id must have 1 to {NAME_MAX_CHARACTERS} characters.")
         if not isinstance(node, dict):
             return self.report(where, "Must be an object.")
         class_type, inputs = node.get("class_type"), node.get("inputs")
-        if not isinstance(class_type, str) or not class_type:
+        if not isinstance(class_type, str) or not 0 < len(class_type) <= NAME_MAX_CHARACTERS:
             return self.report(f"{where}.class_type", "Must name the node's type.")
         if self.pattern.search(class_type):
             self.report(f"{where}.class_type", "Must not depend on a property.")
@@ -109,11 +124,11 @@ class _Inspection:
             # ComfyUI accepts such a node and then dies of it, with every later job waiting.
             return self.report(f"{where}.inputs", "Must be an object, even if empty.")
         for name, value in inputs.items():
-            spot = f"{where}.inputs.{name}"
-            self._visit_link(spot, node_id, value)
-            is_file = "load" in class_type.lower() or bool(_FILE_FIELD.search(name.lower()))
+            spot = f"{where}.inputs.{name[:NAME_MAX_CHARACTERS]}"
+            file = _File.named_by(class_type, name)
+            self._visit_link(spot, node_id, value, file)
             for text, in_pair in _strings(value):
-                self._visit_text(spot, text, in_pair=in_pair, is_file=is_file)
+                self._visit_text(spot, text, in_pair=in_pair, file=file)
 
     def visit_whole(self) -> None:
         """What can only be said once every node was seen."""
@@ -129,12 +144,14 @@ class _Inspection:
         except CycleError:
             self.report("graph", "The links go round in a circle.")
 
-    def _visit_link(self, spot: str, node_id: str, value: object) -> None:
+    def _visit_link(self, spot: str, node_id: str, value: object, file: "_File") -> None:
         if not isinstance(value, list) or len(value) != 2:
             return
         source, output = value
         if isinstance(output, bool) or not isinstance(output, int | float):
             return  # a pair of texts is a value
+        if file.is_its_name:
+            self.report(spot, "The name of a file must stand here, not come from another node.")
         if not isinstance(source, str) or not isinstance(output, int) or output < 0:
             self.report(spot, "A link is a node's id as text and the number of its output.")
         elif source not in self.graph:
@@ -142,7 +159,7 @@ class _Inspection:
         else:
             self.links.setdefault(node_id, set()).add(source)
 
-    def _visit_text(self, spot: str, text: str, *, in_pair: bool, is_file: bool) -> None:
+    def _visit_text(self, spot: str, text: str, *, in_pair: bool, file: "_File") -> None:
         found = self.pattern.findall(text)
         written = self.pattern.sub("\0", text)  # what stays whatever the values are
         self.uses.update(found)
@@ -150,26 +167,50 @@ class _Inspection:
             self.report(spot, "A placeholder can't stand in a list of two: it might become a link.")
         if _LOOKS_LIKE_PLACEHOLDER.search(written):
             self.report(spot, "Holds a placeholder that no property has.")
-        if is_file and _LEAVES_THE_INPUT_FOLDER.search(written):
-            self.report(spot, "Must name a file inside the input folder.")
+        if sentence := file.refusal_of(written):
+            self.report(spot, sentence)
         for prop in (self.by_placeholder[p] for p in found if p in self.by_placeholder):
-            self._visit_placeholder(spot, prop, is_whole=text == prop.placeholder, is_file=is_file)
+            self._visit_placeholder(spot, prop, is_whole=text == prop.placeholder, file=file)
 
     def _visit_placeholder(
-        self, spot: str, prop: Property, *, is_whole: bool, is_file: bool
+        self, spot: str, prop: Property, *, is_whole: bool, file: "_File"
     ) -> None:
         if prop.is_media and not is_whole:
             self.report(
                 spot, f"{prop.placeholder} must be the whole value: it becomes a file name."
             )
-        if not is_file or prop.is_media:
+        if prop.is_media or not file.may_be_named:
             return
         if prop.type == "text":
             self.report(spot, "A user's text can't name a file.")
         if prop.choices and not is_whole:
             self.report(spot, f"{prop.placeholder} must be the whole value: it names a file.")
-        if any(_LEAVES_THE_INPUT_FOLDER.search(str(choice)) for choice in prop.choices or ()):
-            self.report(spot, "Each choice must name a file inside the input folder.")
+        for choice in prop.choices or ():
+            if sentence := file.refusal_of(str(choice)):
+                self.report(spot, f"Each choice: {sentence}")
+
+
+@dataclass(frozen=True)
+class _File:
+    """What an input has to do with files."""
+
+    may_be_named: bool  # by a text in this input
+    is_its_name: bool  # that is what the input is for
+    is_media: bool
+
+    @classmethod
+    def named_by(cls, class_type: str, input_name: str) -> "_File":
+        name = input_name.lower()
+        is_media = bool(_MEDIA_LOADER.search(class_type))
+        is_name = bool(_FILE_FIELD.search(name)) or (is_media and bool(_MEDIA_FIELD.search(name)))
+        return cls(is_name or "load" in class_type.lower(), is_name, is_media)
+
+    def refusal_of(self, written: str) -> str | None:
+        if self.is_media and _PATH.search(written):
+            return "Must be a plain name in the input folder, or a media placeholder."
+        if self.may_be_named and _LEAVES_THE_INPUT_FOLDER.search(written):
+            return "Must name a file inside the input folder."
+        return None
 
 
 def _strings(value: Any, *, in_pair: bool = False) -> Iterator[tuple[str, bool]]:

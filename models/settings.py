@@ -66,6 +66,11 @@ class Settings:
     catalog_seconds: int = setting(
         2, "How long a process may go on with an effect as it read it; changes show after this."
     )
+    allowed_nodes: str = setting(
+        "core",
+        "Types of nodes a graph may have, between commas: `core` (ComfyUI's own), a name, or one "
+        "with `*` for any characters; `*` alone allows all.",
+    )
     max_active_jobs: int = setting(5, "Active jobs a user may have at once.")
     max_attempts: int = setting(3, "Times a job is tried before it is given up.")
     lease_seconds: int = setting(180, "How long a worker holds a job without a heartbeat.")

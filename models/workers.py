@@ -27,7 +27,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from models.base import CentralBase, new_id, row_id, utcnow
-from models.errors import FleetFull, Forbidden, NotFound, Unauthorized, WorkerIdTaken
+from models.errors import FleetFull, Forbidden, Unauthorized, WorkerIdTaken
 from models.fleets import Fleet, WorkflowFleet, lock
 from models.workflows import Workflow
 
@@ -107,7 +107,10 @@ def register(
     no two workers take its last place. What operators decided about a name stays with it.
     """
     lock(session, fleet)
-    namesake = session.scalar(select(Worker).where(Worker.worker_id == worker_id))
+    # Locked: what an operator decides about it at this moment stays with the name.
+    namesake = session.scalar(
+        select(Worker).where(Worker.worker_id == worker_id).with_for_update(key_share=True)
+    )
     is_draining = False
     if namesake is not None:
         _require_free(namesake, gone_before=gone_before, old_token=old_token)
@@ -167,6 +170,7 @@ def give_workflow(session: Session, *, fleet_id: UUID, workflow_id: UUID) -> Non
     """A workflow was mapped to a fleet: the workers that are there now may run it too."""
     others = (
         select(Worker.id, literal(workflow_id, Workflow.id.type))
+        .with_for_update(read=True, key_share=True)  # one that leaves now is left out
         .where(Worker.fleet_id == fleet_id)
         .where(
             Worker.id.not_in(
@@ -175,6 +179,15 @@ def give_workflow(session: Session, *, fleet_id: UUID, workflow_id: UUID) -> Non
         )
     )
     session.execute(insert(WorkerWorkflow).from_select(["worker_id", "workflow_id"], others))
+
+
+def take_workflows(session: Session, *, fleet_id: UUID, workflow_ids: list[UUID]) -> None:
+    members = select(Worker.id).where(Worker.fleet_id == fleet_id)
+    session.execute(
+        delete(WorkerWorkflow).where(
+            WorkerWorkflow.worker_id.in_(members), WorkerWorkflow.workflow_id.in_(workflow_ids)
+        )
+    )
 
 
 def new_token() -> str:
@@ -227,16 +240,6 @@ def note_seen(session: Session, worker_id: UUID, *, current_load: int | None = N
     if current_load is not None:
         values["current_load"] = current_load
     session.execute(update(Worker).where(Worker.id == worker_id).values(values))
-
-
-def drain(session: Session, worker_id: str, *, draining: bool = True) -> Worker:
-    """Have it take no more jobs; it finishes the one it has, and stays."""
-    worker = session.scalar(select(Worker).where(Worker.worker_id == worker_id))
-    if worker is None:
-        raise NotFound(f"There is no worker {worker_id!r}.")
-    worker.is_draining = draining
-    session.flush()
-    return worker
 
 
 def remove(session: Session, worker_id: UUID) -> None:

@@ -27,6 +27,9 @@ class BriefMemory:
     def forget(self, key: str) -> None:
         self._known.pop(key, None)
 
+    def forget_all(self) -> None:
+        self._known.clear()
+
     def put(self, key: str, value: Any) -> None:
         if len(self._known) > 1000:  # bounded: it is only read again
             self._known.clear()
@@ -72,6 +75,11 @@ class Backend:
             ladders=BriefMemory(60),
             resting=BriefMemory(30),
         )
+
+    def forget_catalog(self) -> None:
+        """It was changed: here the change shows at once, in other processes a moment later."""
+        self.offers.forget_all()
+        self.workflows.forget_all()
 
     def close(self) -> None:
         for end in self.before_close:

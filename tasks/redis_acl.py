@@ -10,17 +10,10 @@ real worker with these rules, and reads in the server's log that it was refused 
 """
 
 import hashlib
-import re
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
-from models.errors import InvalidInput
-from tasks import schedule
-
-# A slug of this form holds nothing that means more than itself in a pattern or on a line.
-_SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
-#: Keys of the control worker. A fleet of such a name would be confined to what is not its own.
-TAKEN = {schedule.QUEUE, "unacked"}
+from models import fleets
 
 #: Tickets: taken, kept while at work, put back, and those that a dead worker kept. (lpush is
 #: for a ticket that Celery rejects, unwatch below for a transaction that an error cut short.)
@@ -38,11 +31,8 @@ class FleetUser:
     database: int = 0
 
     def __post_init__(self) -> None:
-        if not _SLUG.fullmatch(self.slug) or self.slug in TAKEN:
-            raise InvalidInput(
-                f"{self.slug!r} can't be the name of a fleet: it takes lower case letters, digits "
-                f"and hyphens, and neither of {', '.join(sorted(TAKEN))}."
-            )
+        # Then it holds nothing that means more than itself in a pattern or on a line.
+        fleets.check_slug(self.slug)
 
     @property
     def name(self) -> str:

@@ -98,6 +98,7 @@ def _open_fleet(backend: Backend, request: Request, secret: str) -> Fleet:
     matches = [hmac.compare_digest(secret.encode(), one.encode()) for one in valid]
     if not any(matches):
         raise Unauthorized("The header X-Fleet-Secret does not open this fleet.")
+    fleets.check_slug(request.fleet_slug)
     with backend.databases.central(read_only=True) as session:
         fleet = fleets.get(session, stage=request.stage, slug=request.fleet_slug)
     if not fleet.is_active:

@@ -6,7 +6,7 @@ import pytest
 import requests
 from PIL import Image
 
-from models import workers
+from models import enlisted
 from tests.end_to_end import jobs
 from tests.end_to_end.house import House
 from tests.end_to_end.running_part import until
@@ -103,4 +103,4 @@ def test_a_drained_worker_finishes_its_job_and_takes_no_other(one_worker: House)
 
 def drain(house: House, *, draining: bool) -> None:
     with house.databases.central() as session:
-        workers.drain(session, house.stack.worker_names[0], draining=draining)
+        enlisted.drain(session, house.stack.worker_names[0], draining=draining)

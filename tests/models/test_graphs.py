@@ -21,7 +21,7 @@ PROPERTIES = parse_properties(
     [
         {"name": "photo", "type": "image"},
         {"name": "title", "type": "text", "required": False},
-        {"name": "style", "type": "choice", "choices": ["a.png", "b/c.png"]},
+        {"name": "style", "type": "choice", "choices": ["a.png", "b.png"]},
         {"name": "secret", "type": "choice", "choices": ["a.png", "../b.png"]},
         {"name": "size", "type": "integer"},
     ]

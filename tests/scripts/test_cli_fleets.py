@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from redis import Redis
 from redis.exceptions import AuthenticationError
 
-from models import fleets
+from models.fleets import Fleet
 from scripts import servers
 from scripts.cli import main
 from scripts.server_process import Program, running
@@ -119,5 +119,5 @@ def test_a_fleet_that_would_share_the_control_workers_queue_is_refused(
     run: Run, sqlite: Backend
 ) -> None:
     with sqlite.databases.central() as session:
-        fleets.put(session, stage="dev", slug="control", name="A bad idea")
+        session.add(Fleet(stage="dev", slug="control", name="Of an earlier release"))
     assert "can't be the name of a fleet" in run("control", exit_code=2).stderr

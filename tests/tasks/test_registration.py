@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import select, update
 
-from models import dispatches, fleets, ledger, workers, workflows
+from models import dispatches, enlisted, fleets, ledger, workflows
 from models.audit import AuditLog
 from models.base import utcnow
 from models.errors import (
@@ -124,7 +124,7 @@ def test_a_locked_out_worker_takes_no_place(demo: Backend) -> None:
 def test_a_draining_worker_that_starts_anew_is_still_draining(demo: Backend) -> None:
     token = gpu.register(demo, "i-1")
     with demo.databases.central() as session:
-        workers.drain(session, "i-1")
+        enlisted.drain(session, "i-1")
     anew = registration.register(demo, gpu.request("i-1"), secret=FLEET_SECRET, old_token=token)
     assert gpu.identify(demo, anew.token).is_draining
 

@@ -7,7 +7,7 @@ import pytest
 from flask import Flask
 from sqlalchemy import select
 
-from models import jobs, workers
+from models import enlisted, jobs
 from models.workers import Worker
 from tasks.backend import Backend
 from tests.webapp.calls import (
@@ -80,11 +80,11 @@ def test_a_full_or_draining_worker_gets_nothing(gpu: Gpu, ada: Caller, backend: 
     full = {"providers": ["self_hosted"], "current_load": 1, "max_concurrency": 1}
     assert gpu.call("poll", full).status_code == 204
     with backend.databases.central() as session:
-        workers.drain(session, gpu.worker_id)
+        enlisted.drain(session, gpu.worker_id)
     assert gpu.poll() is None
     assert answered(gpu.call("heartbeat"))["draining"] is True
     with backend.databases.central() as session:
-        workers.drain(session, gpu.worker_id, draining=False)
+        enlisted.drain(session, gpu.worker_id, draining=False)
     assert gpu.poll() is not None
 
 

@@ -51,6 +51,7 @@ def upgrade() -> None:
     )
     if op.get_bind().dialect.name == "postgresql":
         op.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON control_turns TO comfyfleet_app")
+    _keep_versions()
     op.add_column("dead_letters", sa.Column("redriven_job_id", sa.Uuid(), nullable=True))
     op.create_index("ix_dead_letters_created_at_id", "dead_letters", ["created_at", "id"])
     op.add_column(
@@ -73,12 +74,60 @@ def upgrade() -> None:
     )
 
 
+def _keep_versions() -> None:
+    op.create_table(
+        "workflow_versions",
+        sa.Column("id", sa.Uuid(), nullable=False),
+        sa.Column("workflow_id", sa.Uuid(), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("content_hash", sa.String(), nullable=False),
+        sa.Column("output_node_id", sa.String(), nullable=True),
+        sa.Column(
+            "properties",
+            sa.JSON().with_variant(postgresql.JSONB(astext_type=sa.Text()), "postgresql"),
+            nullable=False,
+        ),
+        sa.Column("created_by", sa.String(), nullable=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.CheckConstraint("version >= 1", name=op.f("ck_workflow_versions_version_positive")),
+        sa.CheckConstraint(
+            "length(content_hash) = 64", name=op.f("ck_workflow_versions_content_hash_sha256")
+        ),
+        sa.ForeignKeyConstraint(
+            ["workflow_id"],
+            ["workflows.id"],
+            name=op.f("fk_workflow_versions_workflow_id_workflows"),
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_workflow_versions")),
+        sa.UniqueConstraint(
+            "workflow_id",
+            "content_hash",
+            name=op.f("uq_workflow_versions_workflow_id_content_hash"),
+        ),
+        sa.UniqueConstraint(
+            "workflow_id", "version", name=op.f("uq_workflow_versions_workflow_id_version")
+        ),
+    )
+    # Of earlier versions nothing is known but their number.
+    op.execute(
+        """
+        INSERT INTO workflow_versions (id, workflow_id, version, content_hash, output_node_id,
+            properties, created_at)
+        SELECT id, id, version, content_hash, output_node_id, properties, updated_at
+        FROM workflows
+        """
+    )
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("GRANT SELECT, INSERT ON workflow_versions TO comfyfleet_app")
+
+
 def downgrade() -> None:
     op.drop_index("ix_webhook_deliveries_endpoint_id_created_at_id", "webhook_deliveries")
     op.drop_column("webhook_deliveries", "log")
     op.drop_column("webhook_endpoints", "previous_secret_until")
     op.drop_index("ix_dead_letters_created_at_id", "dead_letters")
     op.drop_column("dead_letters", "redriven_job_id")
+    op.drop_table("workflow_versions")
     op.drop_table("control_turns")
     op.drop_index("ix_ai_job_dispatches_created_at_id", "ai_job_dispatches")
     op.drop_index("ix_ai_job_dispatches_ended", "ai_job_dispatches")

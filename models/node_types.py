@@ -1,0 +1,121 @@
+"""Which types of nodes an uploaded graph may have.
+
+CORE is what ComfyUI 0.7.0 brings itself, without what reaches beyond a job of its own: nodes
+that read what other jobs left, write models or data sets to the machine's disk, train, wait for a
+person, run a regular expression (one can take for ever), or call other companies' services.
+"""
+
+import re
+
+CORE_WORD = "core"
+NOTHING = r"(?!)"
+
+
+class NodeList:
+    """Of words between commas: `core`, the name of a type, or one with `*` for any characters."""
+
+    def __init__(self, words: str) -> None:
+        self.words = [word.strip() for word in words.split(",") if word.strip()]
+        self._has_core = CORE_WORD in self.words
+        patterns = [_as_pattern(word) for word in self.words if word != CORE_WORD]
+        self._pattern = re.compile("|".join(patterns) or NOTHING)
+
+    def __contains__(self, class_type: object) -> bool:
+        if not isinstance(class_type, str):
+            return False
+        if self._has_core and class_type in CORE:
+            return True
+        return self._pattern.fullmatch(class_type) is not None
+
+
+def _as_pattern(word: str) -> str:
+    return ".*".join(map(re.escape, word.split("*")))
+
+
+_ONE_WORD = """
+AddNoise AlignYourStepsScheduler APG AudioAdjustVolume AudioConcat AudioEncoderEncode
+AudioEncoderLoader AudioMerge BasicGuider BasicScheduler BatchImagesMasksLatentsNode
+BatchImagesNode BatchLatentsNode BatchMasksNode BetaSamplingScheduler Canny CaseConverter
+CFGGuider CFGNorm CFGZeroStar CheckpointLoaderSimple ChromaRadianceOptions CLIPAttentionMultiply
+CLIPLoader CLIPMergeAdd CLIPMergeSimple CLIPMergeSubtract CLIPSetLastLayer CLIPTextEncode
+CLIPTextEncodeControlnet CLIPTextEncodeFlux CLIPTextEncodeHiDream CLIPTextEncodeHunyuanDiT
+CLIPTextEncodeKandinsky5 CLIPTextEncodeLumina2 CLIPTextEncodePixArtAlpha CLIPTextEncodeSD3
+CLIPTextEncodeSDXL CLIPTextEncodeSDXLRefiner CLIPVisionEncode CLIPVisionLoader CombineHooks2
+CombineHooks4 CombineHooks8 ComfySoftSwitchNode ComfySwitchNode ConditioningAverage
+ConditioningCombine ConditioningConcat ConditioningSetArea ConditioningSetAreaPercentage
+ConditioningSetAreaPercentageVideo ConditioningSetAreaStrength ConditioningSetDefaultCombine
+ConditioningSetMask ConditioningSetProperties ConditioningSetPropertiesAndCombine
+ConditioningSetTimestepRange ConditioningStableAudio ConditioningTimestepsRange
+ConditioningZeroOut ContextWindowsManual ControlNetApply ControlNetApplyAdvanced
+ControlNetApplySD3 ControlNetInpaintingAliMamaApply ControlNetLoader ConvertStringToComboNode
+CosmosImageToVideoLatent CosmosPredict2ImageToVideoLatent CreateHookKeyframe
+CreateHookKeyframesFromFloats CreateHookKeyframesInterpolated CreateHookLora
+CreateHookLoraModelOnly CreateHookModelAsLora CreateHookModelAsLoraModelOnly CreateVideo
+CropMask CustomCombo DiffControlNetLoader DifferentialDiffusion DiffusersLoader DisableNoise
+DualCFGGuider DualCLIPLoader EasyCache EmptyAceStepLatentAudio EmptyAudio
+EmptyChromaRadianceLatentImage EmptyCosmosLatentVideo EmptyFlux2LatentImage
+EmptyHunyuanImageLatent EmptyHunyuanLatentVideo EmptyImage EmptyLatentAudio
+EmptyLatentHunyuan3Dv2 EmptyLatentImage EmptyLTXVLatentVideo EmptyMochiLatentVideo
+EmptyQwenImageLayeredLatentImage EmptySD3LatentImage ExponentialScheduler
+ExtendIntermediateSigmas FeatherMask FlipSigmas Flux2Scheduler FluxDisableGuidance FluxGuidance
+FluxKontextImageScale FluxKontextMultiReferenceLatentMethod FreeU FreeU_V2 FreSca GenerateTracks
+GetImageSize GetVideoComponents GITSScheduler GLIGENLoader GLIGENTextBoxApply GrowMask
+Hunyuan3Dv2Conditioning Hunyuan3Dv2ConditioningMultiView HunyuanImageToVideo
+HunyuanRefinerLatent HunyuanVideo15ImageToVideo HunyuanVideo15LatentUpscaleWithModel
+HunyuanVideo15SuperResolution HypernetworkLoader HyperTile ImageAddNoise ImageBatch ImageBlend
+ImageBlur ImageColorToMask ImageCompositeMasked ImageCrop ImageFlip ImageFromBatch ImageInvert
+ImageOnlyCheckpointLoader ImagePadForOutpaint ImageQuantize ImageRGBToYUV ImageRotate ImageScale
+ImageScaleBy ImageScaleToMaxDimension ImageScaleToTotalPixels ImageSharpen ImageStitch
+ImageToMask ImageUpscaleWithModel ImageYUVToRGB InpaintModelConditioning
+InstructPixToPixConditioning InvertBooleanNode InvertMask JoinImageWithAlpha
+Kandinsky5ImageToVideo KarrasScheduler KSampler KSamplerAdvanced KSamplerSelect LaplaceScheduler
+LatentAdd LatentApplyOperation LatentApplyOperationCFG LatentBatch LatentBatchSeedBehavior
+LatentBlend LatentComposite LatentCompositeMasked LatentConcat LatentCrop LatentCut
+LatentCutToBatch LatentFlip LatentFromBatch LatentInterpolate LatentMultiply
+LatentOperationSharpen LatentOperationTonemapReinhard LatentRotate LatentSubtract LatentUpscale
+LatentUpscaleBy LatentUpscaleModelLoader LazyCache LoadAudio LoadImage LoadImageMask LoadVideo
+LoraLoader LoraLoaderModelOnly LotusConditioning LTXVAddGuide LTXVConditioning LTXVCropGuides
+LTXVImgToVideo LTXVPreprocess LTXVScheduler Mahiro ManualSigmas MaskComposite MaskPreview
+MaskToImage ModelComputeDtype ModelMergeAdd ModelMergeAuraflow ModelMergeBlocks
+ModelMergeCosmos14B ModelMergeCosmos7B ModelMergeCosmosPredict2_14B ModelMergeCosmosPredict2_2B
+ModelMergeFlux1 ModelMergeLTXV ModelMergeMochiPreview ModelMergeQwenImage ModelMergeSD1
+ModelMergeSD2 ModelMergeSD35_Large ModelMergeSD3_2B ModelMergeSDXL ModelMergeSimple
+ModelMergeSubtract ModelMergeWAN2_1 ModelPatchLoader ModelSamplingAuraFlow
+ModelSamplingContinuousEDM ModelSamplingContinuousV ModelSamplingDiscrete ModelSamplingFlux
+ModelSamplingLTXV ModelSamplingSD3 ModelSamplingStableCascade Morphology
+NormalizeVideoLatentStart OptimalStepsScheduler PairConditioningCombine
+PairConditioningSetDefaultCombine PairConditioningSetProperties
+PairConditioningSetPropertiesAndCombine PatchModelAddDownscale PerpNeg PerpNegGuider
+PerturbedAttentionGuidance PhotoMakerEncode PhotoMakerLoader PolyexponentialScheduler
+PorterDuffImageComposite PreviewAny PreviewAudio PreviewImage PrimitiveBoolean PrimitiveFloat
+PrimitiveInt PrimitiveString PrimitiveStringMultiline QuadrupleCLIPLoader
+QwenImageDiffsynthControlnet RandomNoise RebatchImages RebatchLatents ReferenceLatent RenormCFG
+RepeatImageBatch RepeatLatentBatch ReplaceVideoLatentFrames RescaleCFG ResizeAndPadImage
+ResizeImageMaskNode SamplerCustom SamplerCustomAdvanced SamplerDPMAdaptative SamplerDPMPP_2M_SDE
+SamplerDPMPP_2S_Ancestral SamplerDPMPP_3M_SDE SamplerDPMPP_SDE SamplerER_SDE
+SamplerEulerAncestral SamplerEulerAncestralCFGPP SamplerEulerCFGpp SamplerLCMUpscale SamplerLMS
+SamplerSASolver SamplerSEEDS2 SamplingPercentToSigma SaveAnimatedPNG SaveAnimatedWEBP SaveAudio
+SaveAudioMP3 SaveAudioOpus SaveGLB SaveImage SaveImageWebsocket SaveSVGNode SaveVideo SaveWEBM
+ScaleROPE SD_4XUpscale_Conditioning SDTurboScheduler SelfAttentionGuidance SetClipHooks
+SetFirstSigma SetHookKeyframes SetLatentNoiseMask SetUnionControlNetType SkipLayerGuidanceDiT
+SkipLayerGuidanceDiTSimple SkipLayerGuidanceSD3 SolidMask SplitAudioChannels SplitImageWithAlpha
+SplitSigmas SplitSigmasDenoise StableCascade_EmptyLatentImage StableCascade_StageB_Conditioning
+StableCascade_StageC_VAEEncode StableCascade_SuperResolutionControlnet
+StableZero123_Conditioning StableZero123_Conditioning_Batched StringCompare StringConcatenate
+StringContains StringLength StringReplace StringSubstring StringTrim StyleModelApply
+StyleModelLoader SV3D_Conditioning SVD_img2vid_Conditioning T5TokenizerOptions TCFG
+TemporalScoreRescaling TextEncodeAceStepAudio TextEncodeHunyuanVideo_ImageToVideo
+TextEncodeQwenImageEdit TextEncodeQwenImageEditPlus ThresholdMask TomePatchModel
+TorchCompileModel TrimAudioDuration TrimVideoLatent TripleCLIPLoader unCLIPCheckpointLoader
+unCLIPConditioning UNetCrossAttentionMultiply UNETLoader UNetSelfAttentionMultiply
+UNetTemporalAttentionMultiply UpscaleModelLoader USOStyleReference VAEDecode VAEDecodeAudio
+VAEDecodeHunyuan3D VAEDecodeTiled VAEEncode VAEEncodeAudio VAEEncodeForInpaint VAEEncodeTiled
+VAELoader VideoLinearCFGGuidance VideoTriangleCFGGuidance VoxelToMesh VoxelToMeshBasic
+VPScheduler Wan22FunControlToVideo Wan22ImageToVideoLatent WanAnimateToVideo wanBlockSwap
+WanCameraEmbedding WanCameraImageToVideo WanFirstLastFrameToVideo WanFunControlToVideo
+WanFunInpaintToVideo WanHuMoImageToVideo WanImageToVideo WanMoveConcatTrack
+WanMoveTracksFromCoords WanMoveTrackToVideo WanMoveVisualizeTracks WanPhantomSubjectToVideo
+WanSoundImageToVideo WanSoundImageToVideoExtend WanTrackToVideo WanVaceToVideo
+ZImageFunControlnet
+"""
+CORE = {"Epsilon Scaling", *_ONE_WORD.split()}

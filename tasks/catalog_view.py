@@ -1,0 +1,93 @@
+"""The catalog as administrators see it: what runs where, and what can't be ordered, and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from models import fleets, payload, workers
+from models.base import utcnow
+from models.effects import Effect
+from models.errors import InvalidInput
+from models.fleets import Fleet
+from models.workflows import Workflow
+from tasks.backend import Backend
+from tasks.submission import properties_of
+
+
+@dataclass(frozen=True)
+class ShownEffect:
+    effect: Effect
+    problem: str | None  # why nobody can order it
+
+
+@dataclass(frozen=True)
+class ShownWorkflow:
+    workflow: Workflow
+    fleet: str | None  # that runs it in this stage
+    effects: list[ShownEffect] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ShownFleet:
+    fleet: Fleet
+    workflows: list[str]
+    workers_present: int
+
+
+def effects_shown(backend: Backend, session: Session, found: Sequence[Effect]) -> list[ShownEffect]:
+    stage = backend.settings.stage
+    homes = fleets.mapped(session, stage=stage, workflow_ids={one.workflow_id for one in found})
+    return [ShownEffect(one, _problem(one, homes.get(one.workflow_id), stage)) for one in found]
+
+
+def workflows_shown(
+    backend: Backend, session: Session, found: Sequence[Workflow]
+) -> list[ShownWorkflow]:
+    ids = {one.id for one in found}
+    homes = fleets.mapped(session, stage=backend.settings.stage, workflow_ids=ids)
+    sold = select(Effect).where(Effect.workflow_id.in_(ids)).order_by(Effect.slug)
+    by_workflow: dict[UUID, list[ShownEffect]] = {}
+    for shown in effects_shown(backend, session, session.scalars(sold).unique().all()):
+        by_workflow.setdefault(shown.effect.workflow_id, []).append(shown)
+    return [
+        ShownWorkflow(
+            one,
+            homes[one.id].slug if one.id in homes else None,
+            by_workflow.get(one.id, []),
+        )
+        for one in found
+    ]
+
+
+def fleets_shown(backend: Backend, session: Session, found: Sequence[Fleet]) -> list[ShownFleet]:
+    gone_before = utcnow() - timedelta(seconds=backend.settings.worker_gone_seconds)
+    named = fleets.workflows_of(session, [one.id for one in found])
+    return [
+        ShownFleet(
+            one,
+            [slug for _, slug in named[one.id]],
+            workers.count_present(session, fleet_id=one.id, gone_before=gone_before),
+        )
+        for one in found
+    ]
+
+
+def _problem(effect: Effect, fleet: Fleet | None, stage: str) -> str | None:
+    if not effect.is_active:
+        return "It is switched off."
+    if not effect.workflow.is_active:
+        return f"Its workflow {effect.workflow.slug!r} is switched off."
+    if fleet is None:
+        return f"No fleet runs its workflow {effect.workflow.slug!r} in stage {stage!r}."
+    if not fleet.is_active:
+        return f"Its fleet {fleet.slug!r} is switched off."
+    try:
+        payload.check_overrides(properties_of(effect.workflow), effect.overrides)
+    except InvalidInput as misfit:
+        where, sentences = next(iter((misfit.errors or {"overrides": [misfit.detail]}).items()))
+        return f"It no longer fits its workflow. {where}: {sentences[0]}"
+    return None
