@@ -100,6 +100,10 @@ def change(
     return changes
 
 
+def everything() -> Select[tuple[Effect]]:
+    return select(Effect)
+
+
 def offered() -> Select[tuple[Effect]]:
     """Every effect a user may choose."""
     return select(Effect).join(Effect.workflow).where(Effect.is_active, Workflow.is_active)
@@ -109,19 +113,20 @@ def find(session: Session, id_or_slug: str) -> Effect | None:
     return session.scalar(select(Effect).where(named(id_or_slug)))
 
 
-def get(session: Session, id_or_slug: str) -> Effect:
+def get(session: Session, id_or_slug: str, *, offered_only: bool = True) -> Effect:
     effect = find(session, id_or_slug)
-    if effect is None or not (effect.is_active and effect.workflow.is_active):
+    is_offered = effect is not None and effect.is_active and effect.workflow.is_active
+    if effect is None or (offered_only and not is_offered):
         raise NotFound(f"There is no effect {id_or_slug!r}.")
     return effect
 
 
-def locked(session: Session, slug: str) -> Effect:
+def locked(session: Session, id_or_slug: str) -> Effect:
     """Whether it is on offer or not."""
-    row = select(Effect).where(Effect.slug == slug).with_for_update(key_share=True, of=Effect)
+    row = select(Effect).where(named(id_or_slug)).with_for_update(key_share=True, of=Effect)
     effect = session.scalar(row.execution_options(populate_existing=True))
     if effect is None:
-        raise NotFound(f"There is no effect {slug!r}.")
+        raise NotFound(f"There is no effect {id_or_slug!r}.")
     return effect
 
 

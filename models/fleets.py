@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, UniqueConstraint, delete, select
+from sqlalchemy import CheckConstraint, ForeignKey, Select, UniqueConstraint, delete, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -125,6 +125,10 @@ def get(session: Session, *, stage: str, slug: str) -> Fleet:
     if fleet is None:
         raise NotFound(f"There is no fleet {slug!r} in stage {stage!r}.")
     return fleet
+
+
+def of_stage(stage: str) -> Select[tuple[Fleet]]:
+    return select(Fleet).where(Fleet.stage == stage)
 
 
 def serving(session: Session, *, workflow_id: UUID, stage: str) -> Fleet | None:

@@ -189,6 +189,10 @@ def _locked(session: Session, slug: str) -> Workflow | None:
     return session.scalar(query.execution_options(populate_existing=True))
 
 
+def everything() -> Select[tuple[Workflow]]:
+    return select(Workflow)
+
+
 def find(session: Session, slug: str) -> Workflow | None:
     return session.scalar(select(Workflow).where(Workflow.slug == slug))
 

@@ -128,7 +128,7 @@ def change_effect(
         if "workflow_id" in changes:
             changes["workflow"] = [_slug_of(session, one) for one in changes.pop("workflow_id")]
         if changes:
-            audit.record(session, "effect.change", actor=actor, effect=slug, changed=changes)
+            audit.record(session, "effect.change", actor=actor, effect=effect.slug, changed=changes)
     _tell(backend)
     return effect
 

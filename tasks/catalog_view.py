@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from uuid import UUID
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from models import fleets, payload, workers
-from models.base import utcnow
 from models.effects import Effect
 from models.errors import InvalidInput
 from models.fleets import Fleet
 from models.workflows import Workflow
 from tasks.backend import Backend
 from tasks.submission import properties_of
+from tasks.worker_list import gone_before
 
 
 @dataclass(frozen=True)
@@ -64,13 +63,13 @@ def workflows_shown(
 
 
 def fleets_shown(backend: Backend, session: Session, found: Sequence[Fleet]) -> list[ShownFleet]:
-    gone_before = utcnow() - timedelta(seconds=backend.settings.worker_gone_seconds)
+    limit = gone_before(backend)
     named = fleets.workflows_of(session, [one.id for one in found])
     return [
         ShownFleet(
             one,
             [slug for _, slug in named[one.id]],
-            workers.count_present(session, fleet_id=one.id, gone_before=gone_before),
+            workers.count_present(session, fleet_id=one.id, gone_before=limit),
         )
         for one in found
     ]

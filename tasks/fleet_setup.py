@@ -28,12 +28,12 @@ def create(
     *,
     stage: str,
     slug: str,
-    name: str,
-    max_workers: int,
-    bundle: str | None,
+    name: str | None = None,
+    max_workers: int = 50,
+    bundle: str | None = None,
     actor: str,
 ) -> Fleet:
-    given: dict[str, Any] = {"name": name, "max_workers": max_workers, "bundle": bundle}
+    given: dict[str, Any] = {"name": name or slug, "max_workers": max_workers, "bundle": bundle}
     with backend.databases.central() as session:
         fleet = fleets.create(session, stage=stage, slug=slug, **given)
         audit.record(session, "fleet.create", actor=actor, fleet=slug, stage=stage, **given)

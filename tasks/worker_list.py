@@ -20,7 +20,7 @@ class ShownWorker:
     worker: Worker
     fleet: Fleet
     is_present: bool
-    held: list[Dispatch]
+    holds: list[Dispatch]
 
 
 def gone_before(backend: Backend) -> datetime:
@@ -28,7 +28,7 @@ def gone_before(backend: Backend) -> datetime:
     return utcnow() - timedelta(seconds=backend.settings.worker_gone_seconds)
 
 
-def shown(backend: Backend, session: Session, found: Sequence[Worker]) -> list[ShownWorker]:
+def workers_shown(backend: Backend, session: Session, found: Sequence[Worker]) -> list[ShownWorker]:
     homes = {
         fleet.id: fleet
         for fleet in session.scalars(

@@ -11,7 +11,21 @@ from models.errors import NotFound
 from models.settings import BadSetting, Settings
 from tasks.backend import Backend
 from webapp import cors, openapi, problems, storage
-from webapp.api import admin, ai_jobs, auth, effects, health, uploads, videos, wallet, worker
+from webapp.api import (
+    admin,
+    admin_effects,
+    admin_fleets,
+    admin_workers,
+    admin_workflows,
+    ai_jobs,
+    auth,
+    effects,
+    health,
+    uploads,
+    videos,
+    wallet,
+    worker,
+)
 from webapp.live import Live
 from webapp.rate_limits import RateLimits
 
@@ -53,6 +67,10 @@ def create_app(settings: Settings | None = None) -> Flask:
         ai_jobs.blueprint,
         wallet.blueprint,
         admin.blueprint,
+        admin_workflows.blueprint,
+        admin_effects.blueprint,
+        admin_fleets.blueprint,
+        admin_workers.blueprint,
         worker.blueprint,
     ):
         api.register_blueprint(blueprint)

@@ -42,6 +42,7 @@ FIELDS = {
     "effect_unavailable": "effect_id",
     "idempotency_key_reused": "idempotency_key",
     "invalid_cursor": "cursor",
+    "slug_taken": "slug",
     "transaction_id_reused": "provider_transaction_id",
 }
 
