@@ -59,7 +59,7 @@ class WorkerSchema(Schema):
     registered_at = fields.String(required=True)
 
 
-class TokenSchema(WorkerSchema):
+class WorkerTokenSchema(WorkerSchema):
     token = fields.String(required=True, metadata={"description": "Shown once. 64 characters."})
 
 
@@ -151,7 +151,7 @@ def undrain_worker(worker: str) -> dict[str, Any]:
 
 
 @blueprint.post("/<string:worker>/rotate-token")
-@blueprint.response(200, TokenSchema)
+@blueprint.response(200, WorkerTokenSchema)
 @blueprint.alt_response(404, "NOT_FOUND")
 def rotate_token(worker: str) -> dict[str, Any]:
     """Give a worker a new token. The old one is refused from now on"""

@@ -33,7 +33,7 @@ EXAMPLE_GRAPH = {
 }
 
 
-class UploadSchema(Schema):
+class WorkflowUploadSchema(Schema):
     """A graph that breaks a rule is refused with all its faults by node and input."""
 
     slug = fields.String(required=True, validate=SLUG, metadata={"example": "image-invert"})
@@ -111,7 +111,7 @@ class WorkflowSchema(Schema):
     updated_at = fields.String(required=True)
 
 
-class VersionSchema(Schema):
+class WorkflowVersionSchema(Schema):
     version = fields.Integer(required=True)
     content_hash = fields.String(required=True)
     output_node_id = fields.String(required=True, allow_none=True)
@@ -122,7 +122,7 @@ class VersionSchema(Schema):
 
 
 class WholeWorkflowSchema(WorkflowSchema):
-    shown = fields.Nested(VersionSchema, required=True)
+    shown = fields.Nested(WorkflowVersionSchema, required=True)
     graph = fields.Dict(required=True, metadata={"description": "Of the version shown."})
 
 
@@ -165,7 +165,7 @@ def _shape(workflow: Workflow) -> dict[str, Any]:
 
 
 @blueprint.post("")
-@blueprint.arguments(UploadSchema)
+@blueprint.arguments(WorkflowUploadSchema)
 @blueprint.response(201, WorkflowSchema, description="A new version, in use from now on.")
 @blueprint.alt_response(
     200, schema=WorkflowSchema, description="Was uploaded before; that version is in use now."
@@ -210,7 +210,7 @@ def show_workflow(query: dict[str, Any], slug: str) -> dict[str, Any]:
 
 @blueprint.get("/<string:slug>/versions")
 @blueprint.arguments(PageQuery, location="query")
-@blueprint.response(200, page_of(VersionSchema))
+@blueprint.response(200, page_of(WorkflowVersionSchema))
 @blueprint.alt_response(404, "NOT_FOUND")
 def list_versions(query: dict[str, Any], slug: str) -> dict[str, Any]:
     """Every version that was ever uploaded"""
