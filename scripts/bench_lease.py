@@ -1,17 +1,19 @@
 """What a lease costs with 100, 10 000 and 1 000 000 jobs waiting, beside 5 000 000 finished.
 
 The time is that of the whole lease, as the web process sees it, commit included; between two
-leases the job is completed and another one queued, so the queue keeps its length.
+leases the job is completed and another one queued, so the queue keeps its length. Beside it:
+what it costs to say where those who wait stand.
 """
 
 import multiprocessing
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, text
 
-from models import dispatches, fleets, hot_worker, lanes, tenants, workflows
+from models import dispatches, fleets, hot_worker, lane_places, lanes, tenants, workflows
 from models.base import row_id
 from models.dispatches import Dispatch
 from models.session import Databases, make_engine
@@ -105,6 +107,23 @@ class Lane:
             "lease_seconds": 180,
         }
 
+    def place_ms(self) -> float:
+        """Of the one read that answers all who ask within a second where they stand."""
+        return self._median_ms(lane_places.head, 50)
+
+    def ladder_ms(self) -> float:
+        """Of the one that answers for a minute, and nobody waits for."""
+        return self._median_ms(lane_places.ladder, 3)
+
+    def _median_ms(self, read: Callable[..., object], times: int) -> float:
+        taken = []
+        for _ in range(times):
+            begin = time.perf_counter()
+            with self.databases.central(read_only=True) as session:
+                read(session, fleet_id=self.fleet, provider="self_hosted")
+            taken.append(time.perf_counter() - begin)
+        return statistics.median(taken) * 1000
+
     def replace(self, leased: Dispatch) -> None:
         with self.databases.central() as session:
             dispatches.complete(session, leased.id)
@@ -141,6 +160,9 @@ def run() -> Result:
             lane.fill("queued", size)
         lane.settle()
         times = _in_turns(lanes_by_size)
+        progress("places in the queue")
+        places = {size: lane.place_ms() for size, lane in lanes_by_size.items()}
+        ladder_ms = lane.ladder_ms()
         progress(f"{WORKERS} workers at once on {WAITING[-1]:,} waiting jobs")
         rate = _many_workers(made.settings, lane)
     low, middle, high = (statistics.median(times[size]) * 1000 for size in WAITING)
@@ -151,6 +173,10 @@ def run() -> Result:
         "lease_ms_100": low,
         "lease_ms_10k": middle,
         "lease_ms_1m": high,
+        "place_ratio_1m": places[WAITING[-1]] / places[WAITING[1]],
+        "place_ms_10k": places[WAITING[1]],
+        "place_ms_1m": places[WAITING[-1]],
+        "ladder_ms_1m": ladder_ms,
     }
     return Result("lease", figures, {"lease_seconds": {str(s): t for s, t in times.items()}})
 
