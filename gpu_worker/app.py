@@ -91,6 +91,7 @@ class Tickets:
                 return self._tools.backend.poll()
             except Refused as refused:
                 logger.error("The webapp refuses this worker: %s", refused)
+                self._tools.keeper.nudge()  # it finds out what that means
                 return None
             except Unreachable as away:
                 logger.warning("The webapp is away: %s", away)

@@ -2,7 +2,8 @@
 
 Three things can go wrong, and each asks for something else: the webapp is away (Unreachable:
 try again), the lease belongs to somebody else (LeaseLost: drop the job), or the call is
-refused (Refused: say so). A token that is not known any more is replaced by registering anew.
+refused (Refused: say so). A token that is not known any more is replaced: by the one that an
+operator has put in its place meanwhile, else by registering anew.
 
 What is told comes in part from ComfyUI and its nodes. It is made fit to be told here, so that
 no odd character keeps a failure from being reported.
@@ -100,13 +101,14 @@ class Backend:
         *,
         token: str = "",
         on_token: Callable[[str], None] = lambda _token: None,
+        kept_token: Callable[[], str] = lambda: "",
         read_seconds: float = _READ_SECONDS,
     ) -> None:
         self._wire = Wire(url.rstrip("/") + "/api/worker", connect_seconds=_CONNECT_SECONDS)
         self._membership = membership
         self._registering = threading.Lock()
         self._has_left = False
-        self._on_token = on_token
+        self._on_token, self._kept_token = on_token, kept_token
         self._read_seconds = read_seconds
         self.token = token
 
@@ -174,9 +176,15 @@ class Backend:
     def _register_anew(self, refused_token: str) -> None:
         with self._registering:
             # Otherwise another thread has done it, or there is nothing to come back to.
-            if self.token == refused_token and not self._has_left:
-                logger.warning("The webapp does not know this worker any more: registering anew.")
-                self.register()
+            if self.token != refused_token or self._has_left:
+                return
+            kept = self._kept_token()
+            if kept and kept != refused_token:
+                logger.info("An operator has given this worker another token.")
+                self.token = kept
+                return
+            logger.warning("The webapp does not know this worker any more: registering anew.")
+            self.register()
 
     def _authorization(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"}

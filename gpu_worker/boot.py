@@ -18,7 +18,7 @@ from gpu_worker import app as celery_app
 from gpu_worker import identity
 from gpu_worker.assets import AssetCache
 from gpu_worker.backend import Backend, LeaseLost, Membership, Refused, Unreachable
-from gpu_worker.door import DRAINING, STOPPING, Door
+from gpu_worker.door import DRAINING, REFUSED, STOPPING, Door
 from gpu_worker.health import HealthWatch
 from gpu_worker.imds import Imds, MetadataUnavailable
 from gpu_worker.job import Tools
@@ -95,6 +95,7 @@ class Boot:
             ),
             token=self._kept_token(),
             on_token=self._keep_token,
+            kept_token=self._kept_token,
         )
 
     def run(self) -> int:
@@ -121,6 +122,7 @@ class Boot:
             self.backend,
             idle_seconds=idle_seconds,
             on_draining=lambda draining: (door.close if draining else door.open)(DRAINING),
+            on_refused=lambda refused: (door.close if refused else door.open)(REFUSED),
         )
         self.health = HealthWatch(
             self.providers.values(), door, is_busy=lambda: keeper.held is not None

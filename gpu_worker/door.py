@@ -10,7 +10,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-DRAINING, UNWELL, STOPPING = "draining", "unwell", "stopping"
+DRAINING, REFUSED, UNWELL, STOPPING = "draining", "refused", "unwell", "stopping"
 
 
 class Door:

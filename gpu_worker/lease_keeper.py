@@ -22,6 +22,9 @@ AGAIN_SECONDS = 3.0  # after the webapp did not answer
 
 CANCELLED, LOST, STOPPING = "cancelled", "lost", "stopping"
 
+LOCKED_OUT = 403
+NOT_KNOWN = (401, LOCKED_OUT, 409)  # 409: our token is not valid any more, and our name is taken
+
 
 def _nothing() -> None:
     pass
@@ -72,6 +75,7 @@ class LeaseKeeper:
         *,
         idle_seconds: float,
         on_draining: Callable[[bool], None],
+        on_refused: Callable[[bool], None] = lambda _refused: None,
         first_seconds: float = FIRST_SECONDS,
         again_seconds: float = AGAIN_SECONDS,
     ) -> None:
@@ -79,6 +83,7 @@ class LeaseKeeper:
         self._idle_seconds = idle_seconds
         self._first_seconds, self._again_seconds = first_seconds, again_seconds
         self._on_draining = on_draining
+        self._on_refused = on_refused
         self._wake = threading.Event()
         self._changing = threading.Lock()  # of `held` and when its next heartbeat is due
         self._closed = False
@@ -180,10 +185,18 @@ class LeaseKeeper:
             return self._again_seconds
         except Refused as refused:
             logger.error("The heartbeat was refused: %s", refused)
+            self._go_without(held, refused)
             return self._idle_seconds
         except Exception:  # this thread has to live, or the lease dies
             logger.exception("A heartbeat went wrong.")
             return self._again_seconds
+
+    def _go_without(self, held: Held | None, refused: Refused) -> None:
+        """Tickets are left to those who are let in. Who is locked out has no job any more."""
+        if refused.status in NOT_KNOWN:
+            self._on_refused(True)
+        if refused.status == LOCKED_OUT and held is not None:
+            held.interrupt(LOST)
 
     def _send(self, held: Held | None) -> dict[str, Any]:
         if held is None:
@@ -194,6 +207,7 @@ class LeaseKeeper:
         return self._backend.heartbeat(held.lease, **told)
 
     def _learn(self, held: Held | None, answer: dict[str, Any]) -> None:
+        self._on_refused(False)
         self._on_draining(bool(answer["draining"]))
         if held is None:
             return

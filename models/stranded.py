@@ -1,12 +1,14 @@
 """Dispatches that wait where nobody serves them: their workflow runs on another fleet by now.
 
 `lanes.move` takes along what waits when a workflow moves. What was leased or being ordered at
-that moment comes to wait at the old fleet later, and is found here.
+that moment comes to wait at the old fleet later, and is found here. So is what was ordered in the
+moment in which the workflow was taken from its last fleet.
 """
 
+from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import and_, select
+from sqlalchemy import and_, exists, select
 from sqlalchemy.orm import Session, aliased
 
 from models import lanes
@@ -35,3 +37,18 @@ def move(session: Session, *, stage: str, limit: int = 1000) -> list[tuple[UUID,
         lanes.change_lane(session, dispatch, fleet_id=fleet.id, priority=dispatch.priority)
         moved.append((dispatch.id, fleet.slug))
     return moved
+
+
+def unserved(
+    session: Session, *, stage: str, before: datetime, limit: int = 1000
+) -> list[Dispatch]:
+    """What has waited since then for a workflow that no fleet of the stage runs."""
+    is_mapped = exists().where(
+        WorkflowFleet.workflow_id == Dispatch.workflow_id, WorkflowFleet.stage == stage
+    )
+    query = (
+        select(Dispatch)
+        .join(Fleet, and_(Fleet.id == Dispatch.fleet_id, Fleet.stage == stage))
+        .where(Dispatch.status == DispatchStatus.QUEUED, Dispatch.updated_at <= before, ~is_mapped)
+    )
+    return list(session.scalars(query.limit(limit)))

@@ -180,6 +180,21 @@ def give_up(backend: Backend, dispatch_id: UUID, *, now: datetime) -> bool:
     return True
 
 
+def not_started(
+    backend: Backend, tenant_id: UUID, job_id: UUID, *, error: str | None = None
+) -> bool:
+    """No fleet could be had for it in time: the tokens are given back."""
+    with backend.databases.tenant(tenant_id) as session:
+        job = jobs.fail(
+            session,
+            job_id,
+            code="submission_timeout",
+            message="The job could not be started. Your tokens were given back.",
+        )
+    settle(backend, job, error=error)
+    return job.status == JobStatus.FAILED
+
+
 def end_without_job(backend: Backend, dispatch_id: UUID, *, error: str) -> None:
     """The job's row is gone, by hand or with a restored backup: nobody shall be sent to it."""
     with backend.databases.central() as session:

@@ -2,6 +2,7 @@
 
 submitting jobs        their dispatch is created (again), and they are queued
 submitting for long    failed and refunded
+locked out workers     hold nothing: their leases run out at once
 expired leases         queued again, or failed and refunded when that was the last try
 stranded jobs          their workflow moved while they were held: they move after it
 lost tickets           rung again, until a fleet has one for every job that waits
@@ -16,7 +17,7 @@ from functools import partial
 
 from sqlalchemy import select
 
-from models import dispatches, jobs, lanes, stranded
+from models import dispatches, enlisted, jobs, lanes, stranded
 from models.base import utcnow
 from models.fleets import Fleet
 from models.jobs import Job, JobStatus
@@ -33,6 +34,7 @@ GRACE_SECONDS = 10  # a submit that is under way right now is left to finish
 class Reconciled:
     healed: int = 0
     orphans_refunded: int = 0
+    locked_out: int = 0
     leases_taken_back: int = 0
     given_up: int = 0
     moved: int = 0
@@ -44,6 +46,7 @@ def run_once(backend: Backend, *, now: datetime | None = None) -> Reconciled:
     return Reconciled(
         orphans_refunded=guarded("orphans", partial(refund_orphans, backend, now=now)),
         healed=guarded("submitting jobs", partial(heal_submitting, backend, now=now)),
+        locked_out=guarded("locked out workers", partial(disown_locked_out, backend, now=now)),
         leases_taken_back=guarded("expired leases", partial(take_back_leases, backend, now=now)),
         given_up=guarded("exhausted jobs", partial(give_up_exhausted, backend, now=now)),
         moved=guarded("stranded jobs", partial(move_stranded, backend)),
@@ -65,15 +68,7 @@ def refund_orphans(backend: Backend, *, now: datetime) -> int:
 def _refund(backend: Backend, orphan: Job) -> bool:
     if ensure_dispatch(backend, orphan):
         return False  # a last try worked
-    with backend.databases.tenant(orphan.tenant_id) as session:
-        job = jobs.fail(
-            session,
-            orphan.id,
-            code="submission_timeout",
-            message="The job could not be started. Your tokens were given back.",
-        )
-    outcomes.settle(backend, job)
-    return job.status == JobStatus.FAILED
+    return outcomes.not_started(backend, orphan.tenant_id, orphan.id)
 
 
 def _each_submitting(backend: Backend, before: datetime, step: Callable[[Job], bool]) -> int:
@@ -93,6 +88,12 @@ def _submitting_since(backend: Backend, pool: str, before: datetime) -> list[Job
                 .limit(BATCH)
             )
         )
+
+
+def disown_locked_out(backend: Backend, *, now: datetime) -> int:
+    """A process that remembered one of them for a moment may have given it a job after that."""
+    with backend.databases.central() as session:
+        return len(enlisted.abandon_locked_out(session, now=now))
 
 
 def take_back_leases(backend: Backend, *, now: datetime) -> int:

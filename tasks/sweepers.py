@@ -1,4 +1,5 @@
-"""Remove what nobody will come back for: unfinished uploads, deleted files.
+"""Remove what nobody will come back for: unfinished uploads, deleted files, and jobs that no
+fleet runs any more (failed and refunded).
 
 Each step and each pool fails alone (steps.py).
 """
@@ -7,9 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
-from models import files, object_paths
+from models import files, object_paths, stranded
 from models.base import utcnow
+from models.dispatches import Dispatch
 from models.files import File, FileStatus
+from tasks import outcomes
 from tasks.backend import Backend
 from tasks.steps import each, guarded, in_every_pool
 
@@ -20,12 +23,14 @@ BATCH = 1000
 class Swept:
     uploads_given_up: int = 0
     objects_deleted: int = 0
+    unserved_refunded: int = 0
 
 
 def run_once(backend: Backend, *, now: datetime | None = None) -> Swept:
     now = now or utcnow()
     before = now - timedelta(seconds=backend.settings.upload_timeout_seconds)
     swept = Swept(
+        unserved_refunded=guarded("unserved jobs", partial(refund_unserved, backend, now=now)),
         uploads_given_up=in_every_pool(backend, partial(_give_up_uploads, backend, before=before)),
         objects_deleted=in_every_pool(backend, partial(purge_deleted, backend)),
     )
@@ -34,6 +39,21 @@ def run_once(backend: Backend, *, now: datetime | None = None) -> Swept:
     )
     guarded("unfinished objects", partial(backend.store.sweep_unfinished, before))
     return swept
+
+
+def refund_unserved(backend: Backend, *, now: datetime) -> int:
+    """Their workflow was taken from its last fleet in the moment in which they were ordered."""
+    before = now - timedelta(seconds=backend.settings.submitting_timeout_seconds)
+    with backend.databases.central(read_only=True) as session:
+        waiting = stranded.unserved(
+            session, stage=backend.settings.stage, before=before, limit=BATCH
+        )
+    return each(waiting, lambda dispatch: _refund_unserved(backend, dispatch))
+
+
+def _refund_unserved(backend: Backend, dispatch: Dispatch) -> bool:
+    error = "No fleet of this stage runs its workflow."
+    return outcomes.not_started(backend, dispatch.tenant_id, dispatch.tenant_job_id, error=error)
 
 
 def _give_up_uploads(backend: Backend, pool: str, *, before: datetime) -> int:

@@ -2,7 +2,7 @@
 
 A worker is nudged to ask what is new, and would hear it at its next heartbeat anyway. Web
 processes remember a worker for a moment (webapp/auth.py): this one forgets it at once, others
-may let it poll once more. What it gets so, `take_back` finds.
+may let it poll once more. What it gets so, the reconciler takes from it.
 """
 
 from collections.abc import Callable
@@ -48,16 +48,6 @@ def revoke(backend: Backend, id_or_name: str, *, actor: str) -> Worker:
         backend.bell.ring(fleet.slug, dispatch_id)
     _tell(backend, worker, fleet)
     return worker
-
-
-def take_back(backend: Backend) -> int:
-    """What workers hold that were locked out: for others, at once."""
-    with backend.databases.central() as session:
-        taken = enlisted.abandon_locked_out(session)
-        fleets = {one.fleet_id: session.get_one(Fleet, one.fleet_id).slug for one in taken}
-    for dispatch in taken:
-        backend.bell.ring(fleets[dispatch.fleet_id], dispatch.id)
-    return len(taken)
 
 
 def rotate_token(backend: Backend, id_or_name: str, *, actor: str) -> tuple[Worker, str]:

@@ -16,6 +16,7 @@ class Kept:
     def __init__(self, webapp: BackendStandIn) -> None:
         self.backend = webapp.backend()
         self.draining: list[bool] = []
+        self.refused: list[bool] = []
         self._started: list[LeaseKeeper] = []
 
     def start(
@@ -29,6 +30,7 @@ class Kept:
             self.backend,
             idle_seconds=idle,
             on_draining=on_draining or self.draining.append,
+            on_refused=self.refused.append,
             first_seconds=first,
             again_seconds=SOON,
         )

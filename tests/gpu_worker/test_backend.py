@@ -116,6 +116,23 @@ def test_a_call_refused_again_with_the_new_token_is_not_repeated_for_ever(
     assert webapp.names() == ["register", "heartbeat", "register", "heartbeat"]
 
 
+def test_a_token_that_an_operator_gave_it_is_used_before_it_registers_anew(
+    webapp: BackendStandIn,
+) -> None:
+    given = ["token-1"]
+    backend = webapp.backend(kept_token=lambda: given[0])
+    webapp.tokens.clear()
+    given[0] = "rotated"
+    webapp.tokens.add("rotated")
+    assert backend.complete(webapp.lease(), outputs=[]) == "completed"
+    assert webapp.names() == ["register", "complete", "complete"]
+    assert backend.token == "rotated"
+
+    webapp.tokens.clear()  # that one is known no more, and nobody gave it another
+    assert backend.poll() is None
+    assert webapp.names()[-3:] == ["poll", "register", "poll"]
+
+
 def test_a_worker_that_may_not_come_back_says_so(webapp: BackendStandIn) -> None:
     backend = webapp.backend()
     webapp.tokens.clear()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpu_worker.backend import LeaseLost, Unreachable
-from gpu_worker.lease_keeper import CANCELLED
+from gpu_worker.lease_keeper import CANCELLED, LOST
 from tests.gpu_worker.backend_replies import Reply, dropped, problem, says, text
 from tests.gpu_worker.backend_stand_in import BackendStandIn, backend_stand_in
 from tests.gpu_worker.cached import wait_for
@@ -45,6 +45,28 @@ def test_after_any_trouble_it_goes_on_and_the_job_too(
         wait_for_beats(webapp, 2)
         assert not held.stop.is_set()
     wait_for(lambda: kept.draining != [])
+
+
+def test_locked_out_it_drops_its_job_until_it_is_let_in_again(
+    webapp: BackendStandIn, kept: Kept
+) -> None:
+    webapp.script("heartbeat", problem(403, "forbidden"))
+    keeper = kept.start()
+    with keeper.hold(webapp.lease()) as held:
+        assert interrupted(held) == LOST
+        wait_for(lambda: kept.refused == [True])
+    keeper.nudge()
+    wait_for(lambda: kept.refused == [True, False])
+
+
+def test_with_a_token_that_was_replaced_it_takes_no_tickets_and_works_on(
+    webapp: BackendStandIn, kept: Kept
+) -> None:
+    webapp.script("heartbeat", problem(401, "unauthorized"))
+    webapp.script("register", problem(409, "worker_id_taken"))
+    with kept.start().hold(webapp.lease()) as held:
+        wait_for(lambda: kept.refused == [True])
+        assert not held.stop.is_set()
 
 
 def test_it_outlives_a_listener_with_a_bug(webapp: BackendStandIn, kept: Kept) -> None:
