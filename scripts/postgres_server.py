@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg2
@@ -27,6 +28,51 @@ from scripts.server_process import (
 )
 
 SYSTEM_POSTGRES = Path("/usr/lib/postgresql")  # Debian keeps its servers there, off the PATH
+STOP_SIGNAL = signal.SIGINT  # "fast"; after a SIGTERM it waits for its clients to leave
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The files of a server, and what starts it. They outlive every start."""
+
+    binaries: Path
+    data: Path
+    password: str
+    account: Account | None
+    durable: bool
+
+    def command(self, port: int) -> list[str | Path]:
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": port,
+            "unix_socket_directories": "",
+            "max_connections": 200,
+            "shared_buffers": "256MB" if self.durable else "128MB",
+            "timezone": "UTC",
+        }
+        for safeguard in ("fsync", "synchronous_commit", "full_page_writes"):
+            settings[safeguard] = "on" if self.durable else "off"
+        options = (f"--{name}={value}" for name, value in settings.items())
+        return [self.binaries / "postgres", "-D", self.data, *options]
+
+    def url(self, port: int) -> str:
+        """Of the superuser, for SQLAlchemy."""
+        return f"postgresql+psycopg2://postgres:{self.password}@127.0.0.1:{port}/postgres"
+
+    def answers(self, port: int) -> bool:
+        try:
+            connection = psycopg2.connect(
+                host="127.0.0.1",
+                port=port,
+                dbname="postgres",
+                user="postgres",
+                password=self.password,
+                connect_timeout=CONNECT_SECONDS,
+            )
+        except psycopg2.OperationalError:
+            return False
+        connection.close()
+        return True
 
 
 @contextmanager
@@ -36,23 +82,36 @@ def postgres(directory: Path, *, durable: bool = False) -> Iterator[str]:
     Unless `durable`, nothing waits for the disk: tests need no such wait, benches do. The data
     is gone afterwards; `directory` keeps the log.
     """
+    with cluster(directory, durable=durable) as made:
+        program = _program(directory, made.account)
+        with running(program, made.command, lambda port, _: made.answers(port)) as port:
+            yield made.url(port)
+
+
+@contextmanager
+def cluster(directory: Path, *, durable: bool = False) -> Iterator[Cluster]:
+    """The files of a new server that the caller starts; removed afterwards."""
     directory.mkdir(parents=True, exist_ok=True)
-    program = Program(
+    account = _account_for_postgres()
+    with _postgres_home(directory.resolve(), account) as home:
+        made = Cluster(
+            binaries=_postgres_binaries(home, account),
+            data=home / "data",
+            password=secrets.token_urlsafe(24),
+            account=account,
+            durable=durable,
+        )
+        _create(made, _program(directory, account), home / "password")
+        yield made
+
+
+def _program(directory: Path, account: Account | None) -> Program:
+    return Program(
         name="PostgreSQL",
         log=directory.resolve() / "postgres.log",
-        account=_account_for_postgres(),
-        stop_signal=signal.SIGINT,  # "fast"; after a SIGTERM it waits for its clients to leave
+        account=account,
+        stop_signal=STOP_SIGNAL,
     )
-    password = secrets.token_urlsafe(24)
-    with _postgres_home(directory.resolve(), program.account) as home:
-        binaries = _postgres_binaries(home, program.account)
-        _create_cluster(program, binaries, home, password, durable=durable)
-        with running(
-            program,
-            lambda port: [binaries / "postgres", *_postgres_options(home, port, durable=durable)],
-            lambda port, _: _postgres_answers(port, password),
-        ) as port:
-            yield f"postgresql+psycopg2://postgres:{password}@127.0.0.1:{port}/postgres"
 
 
 def _account_for_postgres() -> Account | None:
@@ -116,46 +175,13 @@ def _system_postgres() -> Path:
     )
 
 
-def _create_cluster(
-    program: Program, binaries: Path, home: Path, password: str, *, durable: bool
-) -> None:
-    password_file = home / "password"
+def _create(made: Cluster, program: Program, password_file: Path) -> None:
     password_file.touch(mode=0o600)
-    password_file.write_text(password)
-    _give(password_file, program.account)
+    password_file.write_text(made.password)
+    _give(password_file, made.account)
     options = ["--username=postgres", "--auth=scram-sha-256", f"--pwfile={password_file}"]
     options += ["--encoding=UTF8", "--locale=C", "--no-instructions"]
-    if not durable:
+    if not made.durable:
         options.append("--no-sync")
-    program.run([binaries / "initdb", f"--pgdata={home / 'data'}", *options])
+    program.run([made.binaries / "initdb", f"--pgdata={made.data}", *options])
     password_file.unlink()
-
-
-def _postgres_options(home: Path, port: int, *, durable: bool) -> list[str]:
-    settings = {
-        "listen_addresses": "127.0.0.1",
-        "port": port,
-        "unix_socket_directories": "",
-        "max_connections": 200,
-        "shared_buffers": "256MB" if durable else "128MB",
-        "timezone": "UTC",
-    }
-    for safeguard in ("fsync", "synchronous_commit", "full_page_writes"):
-        settings[safeguard] = "on" if durable else "off"
-    return ["-D", str(home / "data"), *(f"--{name}={value}" for name, value in settings.items())]
-
-
-def _postgres_answers(port: int, password: str) -> bool:
-    try:
-        connection = psycopg2.connect(
-            host="127.0.0.1",
-            port=port,
-            dbname="postgres",
-            user="postgres",
-            password=password,
-            connect_timeout=CONNECT_SECONDS,
-        )
-    except psycopg2.OperationalError:
-        return False
-    connection.close()
-    return True

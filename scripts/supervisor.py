@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from scripts.log_lines import LogLines
-from scripts.server_process import LAUNCHER
+from scripts.server_process import LAUNCHER, Account
 
 TICK_SECONDS = 0.05
 START_SECONDS = 60.0
@@ -44,6 +44,7 @@ class Part:
     stop_seconds: float = 2.0
     stop_signal: signal.Signals = signal.SIGTERM
     before_restart: Callable[[], None] = lambda: None
+    account: Account | None = None  # whom it runs as; None: whoever we are
 
 
 @dataclass
@@ -81,9 +82,11 @@ def spawn(
     output: int,
     death_signal: signal.Signals = signal.SIGTERM,
     keep_open: Sequence[int] = (),
+    account: Account | None = None,
 ) -> subprocess.Popen[bytes]:
     """A program in a process group of its own that ends when we do. The first is a full path."""
-    orders = (os.getpid(), int(death_signal), -1, -1)
+    account = account or Account(user=-1, group=-1)
+    orders = (os.getpid(), int(death_signal), account.user, account.group)
     return subprocess.Popen(
         [sys.executable, "-I", "-S", LAUNCHER, *map(str, orders), *command],
         stdin=subprocess.DEVNULL,
@@ -101,6 +104,7 @@ class Supervisor:
     log: LogLines
     stop_request: StopRequest
     keep_open: Sequence[int] = ()  # open files that every part inherits: locks
+    longest_pause_seconds: float = LONGEST_PAUSE_SECONDS
     running: list[Running] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,7 +123,7 @@ class Supervisor:
     def run(self) -> None:
         """Look after the parts until we are asked to stop."""
         while not self.stop_request.is_set:
-            self._restart_what_ended()
+            self.restart_what_ended()
             time.sleep(TICK_SECONDS)
 
     def stop(self) -> None:
@@ -147,6 +151,7 @@ class Supervisor:
             output=subprocess.PIPE,
             death_signal=part.stop_signal,
             keep_open=self.keep_open,
+            account=part.account,
         )
         member.started_at, member.starts = time.monotonic(), member.starts + 1
         if member.process.stdout:
@@ -157,7 +162,7 @@ class Supervisor:
         while waiting := [member for member in members if not member.has_answered]:
             if self.stop_request.is_set:
                 return False
-            self._restart_what_ended()
+            self.restart_what_ended()
             for member in waiting:
                 self._look_for_answer(member, is_late=time.monotonic() > deadline)
             time.sleep(TICK_SECONDS)
@@ -178,7 +183,8 @@ class Supervisor:
         tail = self.log.tail(name) or ["(nothing)"]
         return PartFailed("\n  ".join([f"{name} {fact}. Its log ends:", *tail]))
 
-    def _restart_what_ended(self) -> None:
+    def restart_what_ended(self) -> None:
+        """One look at all parts. Whoever does not `run` has to call this again and again."""
         for member in self.running:
             if member.process and _has_ended(member):
                 self._plan_restart(member)
@@ -196,7 +202,7 @@ class Supervisor:
             f"ended with {_told(code)}; it is started again in {member.pause_seconds:g} s",
         )
         member.start_again_at = now + member.pause_seconds
-        member.pause_seconds = min(member.pause_seconds * 2, LONGEST_PAUSE_SECONDS)
+        member.pause_seconds = min(member.pause_seconds * 2, self.longest_pause_seconds)
 
     def _bury(self, member: Running) -> int:
         """Kill what is left of a part's process group, and take its exit code."""
