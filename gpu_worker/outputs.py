@@ -7,7 +7,7 @@ never used as a path here.
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,7 @@ _COUNTER = re.compile(r"_\d{5,}_?$")  # "out_00001_": ComfyUI's, and no use to a
 
 @dataclass(frozen=True)
 class SavedFile:
-    """A file in ComfyUI's output folder."""
+    """A file in ComfyUI's output folder, or in the temporary one."""
 
     filename: str
     subfolder: str
@@ -66,12 +66,16 @@ def found(outputs: object, *, output_node_id: str | None) -> list[Output]:
     return list(dict.fromkeys(made))
 
 
+def previews(outputs: object) -> list[SavedFile]:
+    """In ComfyUI's temporary folder: shown to whoever watches, and no result."""
+    nodes = outputs if isinstance(outputs, dict) else {}
+    items = (item for shown in nodes.values() for _, listed in _lists(shown) for item in listed)
+    return [file for item in items if (file := _file(item, kind="temp"))]
+
+
 def _of_node(shown: Any) -> Iterator[Output]:
-    for key, items in shown.items() if isinstance(shown, dict) else ():
-        listed = items if isinstance(items, list | tuple) else []
-        for item in listed:
-            if isinstance(item, dict) and (file := _saved(item)):
-                yield file
+    for key, listed in _lists(shown):
+        yield from (file for item in listed if (file := _file(item, kind="output")))
         lines = [item for item in listed if isinstance(item, str)]
         if key == "text" and lines:
             # A node that returns one text instead of a list of them has it taken apart by
@@ -80,14 +84,21 @@ def _of_node(shown: Any) -> Iterator[Output]:
             yield SavedText(("" if is_apart else "\n").join(lines))
 
 
-def _saved(item: dict[str, Any]) -> SavedFile | None:
+def _lists(shown: Any) -> Iterator[tuple[str, Sequence[Any]]]:
+    for key, items in shown.items() if isinstance(shown, dict) else ():
+        yield key, items if isinstance(items, list | tuple) else []
+
+
+def _file(item: Any, *, kind: str) -> SavedFile | None:
+    if not isinstance(item, dict):
+        return None
     filename, subfolder = item.get("filename"), item.get("subfolder") or ""
     if not isinstance(filename, str) or not filename or not isinstance(subfolder, str):
         return None
     if _UNNAMEABLE.search(filename + subfolder):
         return None
-    if item.get("type", "output") != "output":
-        return None  # previews, gone at the next start
+    if item.get("type", "output") != kind:
+        return None
     return SavedFile(filename, subfolder)
 
 

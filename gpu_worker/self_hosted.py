@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from gpu_worker import comfyui_errors, graph, leftovers, outputs
+from gpu_worker import comfyui_errors, graph, outputs
 from gpu_worker.cancellation import CONFIRM_SECONDS, STOPPED_SECONDS, cancel
 from gpu_worker.comfyui import WITHOUT_METADATA, ComfyUI, Refused, writes_no_metadata
 from gpu_worker.comfyui_socket import KeptSocket
 from gpu_worker.comfyui_watch import Stalled, Stalls, Watch
 from gpu_worker.graph import Graph, Meter
-from gpu_worker.outputs import Output, SavedText
+from gpu_worker.leftovers import Leftovers
 from gpu_worker.patience import Patience
 from gpu_worker.prompts_at_work import PromptsAtWork
-from gpu_worker.provider import Asset, JobFailed, OutputFile, Progress, Stopped, Unwell, Work
+from gpu_worker.provider import JobFailed, OutputFile, Progress, Stopped, Unwell, Work
+from gpu_worker.self_hosted_run import Run
 
 logger = logging.getLogger(__name__)
 
 STATS_SECONDS = 3.0
-LAST_LOOK_SECONDS = 1.0
 
 
 class SelfHosted:
@@ -46,7 +46,8 @@ class SelfHosted:
         self.socket = KeptSocket(self.comfyui.url)
         self.stalls = Stalls(running_seconds=stall_seconds, queued_seconds=queue_stall_seconds)
         self.canary_seconds = canary_seconds
-        self.tidy_folder = tidy_folder
+        self.leftovers = Leftovers(tidy_folder)
+        self.at_work = threading.Lock()  # while a run may leave something
         self.suspicious = False  # whether the next check has to see a prompt run
         self.prompts = PromptsAtWork()
         self.looked_at_options = False
@@ -57,11 +58,13 @@ class SelfHosted:
 
     def take_over(self, folder: Path) -> None:
         self.prompts.keep_in(folder / f"prompts-{self.name}.json")
+        self.leftovers.keep_in(folder / f"leftovers-{self.name}.json")
 
     def check(self) -> None:
         try:
             self._look_at_options(self.comfyui.stats(seconds=STATS_SECONDS))
             self._end_what_was_given_up()
+            self._tidy_up()
             if self.suspicious:
                 self._run_canary()
         except Refused as refused:
@@ -71,14 +74,15 @@ class SelfHosted:
     def run(self, work: Work, *, progress: Progress, stop: threading.Event) -> list[OutputFile]:
         patience = Patience(stop=stop, deadline_seconds=work.deadline_seconds)
         graph.require_runnable(work.graph, output_node_id=work.output_node_id)
-        run = _Run(self, work, progress=progress, patience=patience)
-        try:
-            files = run.to_the_end()
-        except Refused as refused:
-            raise Unwell(str(refused)) from refused
-        finally:
-            if self.tidy_folder is not None:
-                run.tidy(self.tidy_folder)
+        run = Run(self, work, progress=progress, patience=patience)
+        with self.at_work:
+            self.leftovers.note(work.job_id, run.names.values())
+            try:
+                files = run.to_the_end()
+            except Refused as refused:
+                raise Unwell(str(refused)) from refused
+            finally:
+                run.tidy()
         progress(1.0, None)
         return files
 
@@ -135,6 +139,15 @@ class SelfHosted:
             if not self._cancel(prompt_id):
                 raise Unwell("ComfyUI still runs a prompt that was given up.")
 
+    def _tidy_up(self) -> None:
+        """What runs left that were cut short, now that their prompts have ended."""
+        if self.at_work.acquire(blocking=False):
+            try:
+                if not self.prompts.given_up:
+                    self.leftovers.remove_noted()
+            finally:
+                self.at_work.release()
+
     def _look_at_options(self, stats: dict[str, Any]) -> None:
         if self.looked_at_options:
             return
@@ -160,90 +173,6 @@ class SelfHosted:
             )
         except JobFailed as failed:
             raise Unwell("ComfyUI answers but runs nothing.", trace=failed.message) from failed
+        self.leftovers.remove(previews=outputs.previews(entry.get("outputs")))
         if failure := comfyui_errors.failure_of(entry, names={}):
             raise Unwell("ComfyUI can't run the simplest prompt.", trace=failure.trace)
-
-
-class _Run:
-    """One job at one ComfyUI, and what it left there."""
-
-    def __init__(
-        self, provider: SelfHosted, work: Work, *, progress: Progress, patience: Patience
-    ) -> None:
-        self.provider, self.comfyui, self.work = provider, provider.comfyui, work
-        self.progress, self.patience = progress, patience
-        self.prompt_id = str(uuid4())
-        self.uploads: dict[str, str] = {}  # ComfyUI's name of each file, and the user's
-        self.entry: dict[str, Any] | None = None
-
-    def to_the_end(self) -> list[OutputFile]:
-        names = {asset.placeholder: self._upload(asset) for asset in self.work.assets}
-        self.entry = self.provider.execute(
-            graph.fill(self.work.graph, names),
-            prompt_id=self.prompt_id,
-            names=self.uploads,
-            progress=self.progress,
-            patience=self.patience,
-            stalls=self.provider.stalls,
-        )
-        if failure := comfyui_errors.failure_of(self.entry, names=self.uploads):
-            raise failure
-        made = outputs.found(self.entry.get("outputs"), output_node_id=self.work.output_node_id)
-        if not made:
-            raise JobFailed("The workflow ended without a result.", code="no_output")
-        return [
-            self._fetch(output, name=name, number=number)
-            for number, (output, name) in enumerate(zip(made, outputs.names_for(made), strict=True))
-        ]
-
-    def _upload(self, asset: Asset) -> str:
-        try:
-            name = self.comfyui.upload(
-                asset.path, name=graph.name_for(asset), check=self.patience.check
-            )
-        except Refused as refused:
-            if refused.status == 413:
-                raise JobFailed(
-                    f"{asset.filename} is larger than ComfyUI takes.", code="input_too_large"
-                ) from None
-            raise
-        self.uploads[name] = asset.filename
-        return name
-
-    def _fetch(self, output: Output, *, name: str, number: int) -> OutputFile:
-        mime_type = outputs.mime_type_of(output)
-        path = self.work.folder / f"output-{number}.{outputs.ENDINGS[mime_type]}"
-        if isinstance(output, SavedText):
-            path.write_text(output.text, encoding="utf-8", errors="replace")
-            return OutputFile(name=name, mime_type=mime_type, path=path)
-        try:
-            self.comfyui.download(
-                filename=output.filename,
-                subfolder=output.subfolder,
-                to=path,
-                check=self.patience.check,
-            )
-        except Refused as refused:
-            if refused.status != 404:
-                raise JobFailed(
-                    "ComfyUI does not hand out the result.", code="no_output", trace=str(refused)
-                ) from None
-            # Answered from the cache with the name of a file that is gone.
-            self.comfyui.forget_cache()
-            raise Unwell("The result is gone from ComfyUI's output folder.") from None
-        return OutputFile(name=name, mime_type=mime_type, path=path)
-
-    def tidy(self, folder: Path) -> None:
-        if self.entry is None:
-            self.entry = self._last_entry()
-        made = (self.entry or {}).get("outputs")
-        leftovers.remove(
-            folder, uploads=self.uploads, outputs=outputs.found(made, output_node_id=None)
-        )
-
-    def _last_entry(self) -> dict[str, Any] | None:
-        """A run that was cut short may have saved something before."""
-        try:
-            return self.comfyui.history(self.prompt_id, seconds=LAST_LOOK_SECONDS)
-        except (Unwell, Refused):
-            return None

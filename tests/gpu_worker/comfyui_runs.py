@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
+from PIL import Image
 
 from gpu_worker.provider import Asset, OutputFile, Work
 from gpu_worker.self_hosted import SelfHosted
@@ -44,6 +45,11 @@ def emitting(ui: str) -> Graph:
 
 def hanging() -> Graph:
     return {"1": {"class_type": "HangForever", "inputs": {}}}
+
+
+def picture(path: Path, colour: tuple[int, int, int] = (250, 200, 10)) -> Path:
+    Image.new("RGB", (8, 8), colour).save(path)
+    return path
 
 
 def asset(path: Path, *, placeholder: str, mime_type: str = "image/png") -> Asset:

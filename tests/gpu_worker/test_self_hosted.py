@@ -16,6 +16,7 @@ from tests.gpu_worker.comfyui_runs import (
     asset,
     emitting,
     empty_image,
+    picture,
     runner,
     slow_image,
     until,
@@ -51,11 +52,6 @@ def inverting() -> dict[str, Any]:
             "inputs": {"images": ["2", 0], "filename_prefix": "job-7/out"},
         },
     }
-
-
-def picture(path: Path, colour: tuple[int, int, int] = (250, 200, 10)) -> Path:
-    Image.new("RGB", (8, 8), colour).save(path)
-    return path
 
 
 def test_a_file_goes_in_and_a_file_comes_out(runs: Runner, tmp_path: Path) -> None:
