@@ -15,7 +15,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from models.errors import DependencyUnavailable, MediaNotAllowed, MediaUnreadable
 from models.media_structure import NAMES
@@ -41,7 +41,7 @@ class Media:
     frames: int
 
 
-def probe(path: Path, *, claimed_mime_type: str, settings: Settings) -> Media:
+def probe(file: IO[bytes], *, claimed_mime_type: str, settings: Settings) -> Media:
     """Decode a file, or refuse it with a sentence for whoever uploaded it."""
     if claimed_mime_type not in NAMES:
         names = ", ".join(NAMES.values())
@@ -52,7 +52,7 @@ def probe(path: Path, *, claimed_mime_type: str, settings: Settings) -> Media:
             retry_after_seconds=settings.probe_seconds,
         )
     try:
-        answer = _ask(path, claimed_mime_type, settings)
+        answer = _ask(file, claimed_mime_type, settings)
     finally:
         _at_once.release()
     if "media" in answer:
@@ -61,12 +61,12 @@ def probe(path: Path, *, claimed_mime_type: str, settings: Settings) -> Media:
     raise refusal(answer["detail"])
 
 
-def content_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def content_hash(file: IO[bytes]) -> str:
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
-def _ask(path: Path, mime_type: str, settings: Settings) -> dict[str, Any]:
+def _ask(file: IO[bytes], mime_type: str, settings: Settings) -> dict[str, Any]:
     limits = {
         "mime_type": mime_type,
         "image_max_pixels": settings.image_max_pixels,
@@ -80,7 +80,8 @@ def _ask(path: Path, mime_type: str, settings: Settings) -> dict[str, Any]:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             status = subprocess.run(
-                [*command, str(path.resolve()), json.dumps(limits)],
+                [*command, f"/dev/fd/{file.fileno()}", json.dumps(limits)],
+                pass_fds=[file.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from models.errors import DependencyUnavailable, InvalidInput, UploadMissing, UploadSizeMismatch
 from models.settings import BadSetting, Settings
@@ -79,8 +79,8 @@ class ObjectStore(Protocol):
     def read(self, key: str) -> bytes:
         """The whole object, for small things such as workflow graphs."""
 
-    def download(self, key: str, path: Path) -> Stat:
-        """Copy the object to a file; the answer describes exactly what was copied."""
+    def download(self, key: str, file: IO[bytes]) -> Stat:
+        """Copy the object into a file; the answer describes exactly what was copied."""
 
     def write(self, key: str, data: bytes, mime_type: str) -> None: ...
 

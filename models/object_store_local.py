@@ -113,10 +113,11 @@ class LocalStore:
         with file, _disk():
             return file.read()
 
-    def download(self, key: str, path: Path) -> Stat:
-        file, stat = self.open(key)
-        with file, _disk(), path.open("wb") as target:
-            shutil.copyfileobj(file, target, _CHUNK_BYTES)
+    def download(self, key: str, file: IO[bytes]) -> Stat:
+        source, stat = self.open(key)
+        with source, _disk():
+            shutil.copyfileobj(source, file, _CHUNK_BYTES)
+            file.flush()
         return stat
 
     def write(self, key: str, data: bytes, mime_type: str) -> None:

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import boto3
 from boto3.s3.transfer import TransferConfig
@@ -122,14 +121,11 @@ class S3Store:
         with _answers():
             return self._client.get_object(**self._at(key))["Body"].read()
 
-    def download(self, key: str, path: Path) -> Stat:
-        try:
-            with _answers(), path.open("wb") as file:
-                answer = self._client.get_object(**self._at(key))
-                shutil.copyfileobj(answer["Body"], file, _CHUNK_BYTES)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+    def download(self, key: str, file: IO[bytes]) -> Stat:
+        with _answers():
+            answer = self._client.get_object(**self._at(key))
+            shutil.copyfileobj(answer["Body"], file, _CHUNK_BYTES)
+        file.flush()
         return Stat(answer["ContentLength"], answer["ContentType"], bare_etag(answer["ETag"]))
 
     def write(self, key: str, data: bytes, mime_type: str) -> None:

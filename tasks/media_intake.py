@@ -6,7 +6,6 @@ ETag), and nothing reads the quarantine afterwards.
 """
 
 import tempfile
-from pathlib import Path
 from uuid import UUID
 
 from models import files, media, object_paths, videos
@@ -43,12 +42,11 @@ def _accept(backend: Backend, file: File) -> None:
         raise UploadMissing("Send the file to the address you were given first.")
     _check_size(stat, file)
     final_key = object_paths.input_key(file.tenant_id, file.id, file.mime_type)
-    with tempfile.TemporaryDirectory(prefix="comfyfleet-probe-") as folder:
-        path = Path(folder) / "upload"
-        stat = backend.store.download(file.object_key, path)
+    with tempfile.TemporaryFile() as upload:  # has no name, so that no crash can leave it
+        stat = backend.store.download(file.object_key, upload)
         _check_size(stat, file)
-        found = media.probe(path, claimed_mime_type=file.mime_type, settings=backend.settings)
-        content_hash = media.content_hash(path)
+        found = media.probe(upload, claimed_mime_type=file.mime_type, settings=backend.settings)
+        content_hash = media.content_hash(upload)
     backend.store.copy(file.object_key, final_key, etag=stat.etag)
     _trust(backend, file, final_key, content_hash, found)
     backend.store.delete(file.object_key)

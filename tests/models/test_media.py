@@ -1,6 +1,5 @@
 """What is accepted, what is refused, and that no file takes this process with it."""
 
-import hashlib
 import resource
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import threading
 import time
 import zlib
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ def damaged(whole: bytes) -> bytes:
 def probe(folder: Path, content: bytes, mime_type: str, **limits: Any) -> Media:
     path = folder / "upload-of-a-user"
     path.write_bytes(content)
-    return media.probe(path, claimed_mime_type=mime_type, settings=Settings(**limits))
+    with path.open("rb") as file:
+        return media.probe(file, claimed_mime_type=mime_type, settings=Settings(**limits))
 
 
 def refusal(folder: Path, content: bytes, mime_type: str, **limits: Any) -> str:
@@ -245,4 +246,5 @@ def test_an_installation_without_decoders_is_not_the_users_fault(
 
 def test_the_content_hash_is_the_sha256(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(HTML)
-    assert media.content_hash(tmp_path / "file") == hashlib.sha256(HTML).hexdigest()
+    with (tmp_path / "file").open("rb") as file:
+        assert [media.content_hash(file) for _ in range(2)] == [sha256(HTML).hexdigest()] * 2

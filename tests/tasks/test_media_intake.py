@@ -1,7 +1,13 @@
 """From an upload to a file we trust."""
 
 import io
+import os
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -75,3 +81,40 @@ def test_what_never_arrived_is_said_to_be_missing(backend: Backend) -> None:
     backend.store.delete(object_paths.upload_key(ada.tenant_id, file_id, "image/png"))
     with pytest.raises(UploadMissing):
         make(backend, ada, file_id)
+
+
+INTAKE = """
+import sys
+from uuid import UUID
+from models.settings import Settings
+from tasks import media_intake
+from tasks.backend import Backend
+
+tenant_id, user_id, file_id = map(UUID, sys.argv[1:])
+media_intake.make_video(
+    Backend.open(Settings.from_env()),
+    tenant_id=tenant_id, user_id=user_id, file_id=file_id, title=None,
+)
+"""
+
+
+def test_a_process_that_is_killed_while_it_checks_leaves_no_copy(
+    sqlite: Backend, tmp_path: Path
+) -> None:
+    ada, folder = make_person(sqlite), tmp_path / "temporary"
+    folder.mkdir()
+    ids = (ada.tenant_id, ada.user_id, upload(sqlite, ada, picture()))
+    given = {
+        f"COMFYFLEET_{one.name.upper()}": str(getattr(sqlite.settings, one.name))
+        for one in fields(sqlite.settings)
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", INTAKE, *map(str, ids)],
+        env=os.environ | given | {"TMPDIR": str(folder)},
+    ) as intake:
+        decoders = Path(f"/proc/{intake.pid}/task/{intake.pid}/children")
+        while not decoders.read_text() and intake.poll() is None:
+            time.sleep(0.01)
+        intake.kill()
+    assert intake.returncode < 0  # the decoder had begun, and nothing had ended
+    assert list(folder.iterdir()) == []
