@@ -2,7 +2,7 @@
 
     queued     waits; `lease` moves it on (not before `available_at`)
     leased     a worker holds it until `lease_expires_at`; its report moves it on, or, when
-               it went silent, the next lease or `expire`
+               it went silent, the next lease or lost_leases.py
     completed, failed, cancelled   for good
 
 A lease is a UUID token. Every report carries it, and `_held` refuses all others, so a
@@ -295,37 +295,6 @@ def cancel(session: Session, dispatch_id: UUID, *, now: datetime | None = None) 
         _end(dispatch, DispatchStatus.CANCELLED, now=now)
         dispatch.cancel_requested_at = dispatch.updated_at
     return dispatch
-
-
-def expire(session: Session, *, limit: int = 1000, now: datetime | None = None) -> list[Dispatch]:
-    """Take back leases that ran out and may be tried again. Bounded, so locks are short."""
-    now = now or utcnow()
-    batch = (
-        select(Dispatch.id)
-        .where(
-            LEASED,
-            Dispatch.lease_expires_at <= now,
-            Dispatch.attempts < Dispatch.max_attempts,
-        )
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    )
-    statement = (
-        update(Dispatch)
-        .where(Dispatch.id.in_(batch.scalar_subquery()))
-        .values(
-            status=DispatchStatus.QUEUED,
-            lease_token=None,  # unlike a requeue: a late report of this lease is refused
-            lease_expires_at=None,
-            worker_id=None,
-            lease_lost_at=now,
-            last_error=WENT_SILENT,
-            updated_at=now,
-        )
-        .returning(Dispatch)
-        .execution_options(synchronize_session=False)
-    )
-    return list(session.scalars(statement))
 
 
 def abandon(

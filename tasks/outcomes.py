@@ -198,8 +198,10 @@ def not_started(
 def end_without_job(backend: Backend, dispatch_id: UUID, *, error: str) -> None:
     """The job's row is gone, by hand or with a restored backup: nobody shall be sent to it."""
     with backend.databases.central() as session:
+        was_open = dispatches.locked(session, dispatch_id).status in dispatches.OPEN
         dispatch = dispatches.fail(session, dispatch_id, error=error)
-        note(session, "job.fail", dispatch, actor=SYSTEM, code="not_runnable", error=error)
+        if was_open:
+            note(session, "job.fail", dispatch, actor=SYSTEM, code="not_runnable", error=error)
 
 
 def settle(

@@ -10,23 +10,26 @@ lost tickets           rung again, until a fleet has one for every job that wait
 Each step, each pool and each item fails alone (steps.py): what is away holds up nobody else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from uuid import UUID
 
 from sqlalchemy import select
 
-from models import dispatches, enlisted, jobs, lanes, stranded
+from models import dispatches, enlisted, job_batches, lanes, lost_leases, stranded
 from models.base import utcnow
 from models.fleets import Fleet
 from models.jobs import Job, JobStatus
+from models.lost_leases import LostLease
 from tasks import outcomes
 from tasks.backend import Backend
-from tasks.steps import each, guarded, in_every_pool
+from tasks.steps import each, each_by_pool, guarded, in_every_pool, in_pool
 from tasks.submission import ensure_dispatch
 
 BATCH = 1000
+MOST_LEASES = 100_000  # that a run looks at
 GRACE_SECONDS = 10  # a submit that is under way right now is left to finish
 
 
@@ -97,34 +100,61 @@ def disown_locked_out(backend: Backend, *, now: datetime) -> int:
 
 
 def take_back_leases(backend: Backend, *, now: datetime) -> int:
-    """In batches, so that no lock is held for long."""
-    total = 0
-    while True:
-        with backend.databases.central() as session:
-            taken = dispatches.expire(session, limit=BATCH, now=now)
-            for dispatch in taken:
-                outcomes.note_lost_lease(session, dispatch, attempt=dispatch.attempts)
-        total += len(taken)
-        each(taken, lambda dispatch: _tell_job(backend, dispatch))
-        if len(taken) < BATCH:
-            return total
+    """In batches, a statement for each database, so that no lock is held for long."""
+    with backend.databases.central(read_only=True) as session:
+        found = lost_leases.find(session, limit=MOST_LEASES, now=now)
+    by_pool: dict[str, list[LostLease]] = {}
+    for lease in found:
+        by_pool.setdefault(lease.pool, []).append(lease)
+
+    def in_batches(pool: str) -> int:
+        lost = by_pool[pool]
+        batches = [lost[first : first + BATCH] for first in range(0, len(lost), BATCH)]
+        return each(batches, lambda batch: _take_back(backend, pool, batch, now))
+
+    return sum(in_pool(backend, pool, in_batches) for pool in by_pool)
 
 
-def _tell_job(backend: Backend, dispatch: dispatches.Dispatch) -> bool:
-    with backend.databases.tenant(dispatch.tenant_id) as session:
-        job = jobs.back_to_queue(session, dispatch.tenant_job_id)
-    outcomes.settle(backend, job)
-    if job.is_active:
-        with backend.databases.central(read_only=True) as session:
-            fleet = session.get_one(Fleet, dispatch.fleet_id)
-        backend.bell.ring(fleet.slug, dispatch.id)
+def _take_back(backend: Backend, pool: str, lost: list[LostLease], now: datetime) -> int:
+    """Tenant first: whoever leases one of them next notes that it runs, and nobody undoes that."""
+    by_job = {lease.job_id: lease for lease in lost}
+    with backend.databases.pool(pool) as session:
+        told = job_batches.back_to_queue(session, by_job)
+        others = job_batches.not_active(session, by_job)
+    done = each(others, lambda job_id: _end(backend, by_job[job_id].dispatch_id, others[job_id]))
+    waiting = {lease.dispatch_id: lease for lease in lost if lease.job_id not in others}
+    with backend.databases.central() as session:
+        taken = lost_leases.expire(session, waiting, now=now)
+        for dispatch in taken:
+            outcomes.note_lost_lease(session, dispatch, attempt=dispatch.attempts)
+    for dispatch in taken:
+        backend.bell.ring(waiting[dispatch.id].fleet_slug, dispatch.id)
+        backend.news.tell(dispatch.tenant_job_id)
+    if told - {dispatch.tenant_job_id for dispatch in taken}:
+        _note_at_work(backend, pool, waiting)
+    return done + len(taken)
+
+
+def _end(backend: Backend, dispatch_id: UUID, job: Job | None) -> bool:
+    if job is None:
+        outcomes.end_without_job(backend, dispatch_id, error="Its job is not there any more.")
+    else:
+        outcomes.settle(backend, job)
     return True
+
+
+def _note_at_work(backend: Backend, pool: str, waiting: Collection[UUID]) -> None:
+    """Some were held after all: a worker woke up, or another one was quicker than we."""
+    with backend.databases.central(read_only=True) as session:
+        held = lost_leases.held_after_all(session, waiting)
+    with backend.databases.pool(pool) as session:
+        job_batches.at_work(session, held)
 
 
 def give_up_exhausted(backend: Backend, *, now: datetime) -> int:
     with backend.databases.central(read_only=True) as session:
-        dead = dispatches.exhausted(session, limit=BATCH, now=now)
-    return each(dead, lambda dispatch: outcomes.give_up(backend, dispatch.id, now=now))
+        dead = dispatches.exhausted(session, limit=MOST_LEASES, now=now)
+    return each_by_pool(backend, dead, lambda row: outcomes.give_up(backend, row.id, now=now))
 
 
 def move_stranded(backend: Backend) -> int:

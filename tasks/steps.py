@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
+from uuid import UUID
 
 from models.errors import DATABASE_AWAY, DependencyUnavailable
 from tasks.backend import Backend
@@ -24,6 +25,14 @@ from tasks.backend import Backend
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+
+
+class HasTenant(Protocol):
+    @property
+    def tenant_id(self) -> UUID: ...
+
+
+Owned = TypeVar("Owned", bound=HasTenant)
 
 MOST_TROUBLE = 20  # that is kept of a run; the log has all of it
 
@@ -51,15 +60,15 @@ def under_way(step_seconds: float) -> Iterator[Run]:
         _current.reset(token)
 
 
-def each(items: Iterable[Item], step: Callable[[Item], bool]) -> int:
-    """Take one step per item and count those that did something."""
+def each(items: Iterable[Item], step: Callable[[Item], int]) -> int:
+    """Take one step per item; how much they did together, where True is one."""
     done = 0
     for item in items:
         if is_time_up():
             note("some of it: the time was up")
             break
         try:
-            done += bool(step(item))
+            done += step(item)
         except Exception as error:
             note(f"{item!r:.200}", error)
             if is_away(error):
@@ -71,6 +80,14 @@ def each(items: Iterable[Item], step: Callable[[Item], bool]) -> int:
 
 def in_every_pool(backend: Backend, step: Callable[[str], int]) -> int:
     return sum(in_pool(backend, pool, step) for pool in backend.databases.pools)
+
+
+def each_by_pool(backend: Backend, items: Iterable[Owned], step: Callable[[Owned], int]) -> int:
+    """`each`, pool by pool."""
+    by_pool: dict[str, list[Owned]] = {}
+    for item in items:
+        by_pool.setdefault(backend.databases.pool_of(item.tenant_id), []).append(item)
+    return sum(in_pool(backend, pool, lambda pool: each(by_pool[pool], step)) for pool in by_pool)
 
 
 def in_pool(backend: Backend, pool: str, step: Callable[[str], int]) -> int:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from models import dispatches
+from models import dispatches, lost_leases
 from models.base import utcnow
 from models.dispatches import Dispatch, DispatchStatus, Lease
 from models.errors import LeaseLost, NotFound
@@ -69,7 +70,7 @@ def test_a_late_report_is_refused_after_the_lease_was_taken_back(
     queue: Queue, held: Dispatch, report: str
 ) -> None:
     with queue.backend.databases.central() as session:
-        taken = dispatches.expire(session, now=utcnow() + timedelta(seconds=181))
+        taken = lost_leases.expire(session, [held.id], now=utcnow() + timedelta(seconds=181))
     assert [row.id for row in taken] == [held.id]
     with queue.backend.databases.central() as session, pytest.raises(LeaseLost):
         REPORTS[report](session, lease_of(held))
@@ -140,7 +141,8 @@ def test_attempts_are_limited(queue: Queue) -> None:
         now += timedelta(seconds=181)
     assert queue.lease(now=now) is None
     with queue.backend.databases.central() as session:
-        assert dispatches.expire(session, now=now) == []
+        assert lost_leases.find(session, limit=9, now=now) == []
+        assert lost_leases.expire(session, every_id(session), now=now) == []
         assert [row.attempts for row in dispatches.exhausted(session, now=now)] == [2]
 
 
@@ -153,16 +155,26 @@ def test_the_last_try_is_not_retried(queue: Queue) -> None:
     assert queue.row(held.tenant_job_id).status == "leased"
 
 
-def test_expiring_is_bounded_and_complete(queue: Queue) -> None:
+def every_id(session: Session) -> list[UUID]:
+    return list(session.scalars(select(Dispatch.id)))
+
+
+def test_leases_that_ran_out_are_found_and_taken_back(queue: Queue) -> None:
     queue.add(uuid4(), count=25)
-    for _ in range(25):
-        queue.must_lease()
-    later = utcnow() + timedelta(seconds=181)
-    batches = []
-    for _ in range(4):
-        with queue.backend.databases.central() as session:
-            batches.append(len(dispatches.expire(session, limit=10, now=later)))
-    assert batches == [10, 10, 5, 0]
+    now = utcnow()
+    held = [queue.must_lease(now=now + timedelta(seconds=number)) for number in range(25)]
+    later = now + timedelta(seconds=180 + 20)  # four are still good
+    with queue.backend.databases.central() as session:
+        first = lost_leases.find(session, limit=10, now=later)
+        assert [lost.dispatch_id for lost in first] == [row.id for row in held[:10]]
+        assert {lost.job_id for lost in first} == {row.tenant_job_id for row in held[:10]}
+        assert {lost.pool for lost in first} == {"main"}
+        assert len(lost_leases.find(session, limit=100, now=later)) == 21
+        taken = lost_leases.expire(session, [row.id for row in held], now=later)
+        assert {row.id for row in taken} == {row.id for row in held[:21]}
+        assert lost_leases.find(session, limit=10, now=later) == []
+        held_jobs = lost_leases.held_after_all(session, every_id(session))
+    assert set(held_jobs) == {row.tenant_job_id for row in held[21:]}
 
 
 def test_what_does_not_exist_is_not_found(queue: Queue) -> None:
