@@ -44,6 +44,6 @@ def _move(
 def not_active(session: Session, job_ids: Collection[UUID]) -> dict[UUID, Job | None]:
     """Those that have ended, and None for those that are not there."""
     query = select(Job.id, Job.status).where(Job.id.in_(job_ids))
-    statuses = {job_id: status for job_id, status in session.execute(query)}
+    statuses = dict(session.execute(query).tuples().all())
     others = [job_id for job_id in job_ids if statuses.get(job_id) not in ACTIVE]
     return {job_id: session.get(Job, job_id) for job_id in others}
