@@ -102,7 +102,23 @@ def row_id() -> UUID:
     Rows made one after the other lie side by side in their indexes; with ids that are all
     random, every insert and every lease would touch index pages nobody touched before.
     """
-    bits = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    return _with_time(time.time_ns() // 1_000_000, secrets.randbits(80))
+
+
+def first_id(at: datetime) -> UUID:
+    """What `row_id` makes at this moment or later is no smaller."""
+    return _with_time(int(at.timestamp() * 1000), 0)
+
+
+def made_at(made: UUID) -> datetime | None:
+    """When `row_id` made it, to the millisecond; None if it did not."""
+    if made.version != 7:
+        return None
+    return datetime.fromtimestamp((made.int >> 80) / 1000, UTC)
+
+
+def _with_time(milliseconds: int, rest: int) -> UUID:
+    bits = milliseconds << 80 | rest
     bits = bits & ~(0xF << 76) | 0x7 << 76  # version
     bits = bits & ~(0x3 << 62) | 0x2 << 62  # variant
     return UUID(int=bits)

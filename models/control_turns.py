@@ -4,10 +4,10 @@ Most of them may run twice at once and take no turn. Each notes when it last fin
 that a beat or a control worker that died is seen.
 """
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, select, true, update
+from sqlalchemy import ColumnElement, func, or_, select, true, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -24,10 +24,27 @@ class ControlTurn(CentralBase):
 
 
 def take(session: Session, name: str, *, seconds: float, now: datetime | None = None) -> bool:
-    """Whether nobody took this turn within the last so many seconds. Then it is ours."""
-    now = now or utcnow()
-    free = ControlTurn.taken_at <= now - timedelta(seconds=seconds)
+    """Whether nobody took this turn within the last so many seconds. Then it is ours.
+
+    A turn that was taken far ahead of now, by a clock that was wrong, is free as well: or else
+    nobody would have one until the others get there.
+    """
+    now, period = now or utcnow(), timedelta(seconds=seconds)
+    free = or_(ControlTurn.taken_at <= now - period, ControlTurn.taken_at > now + period)
     return _change(session, name, free, taken_at=now) or _begin(session, name, now)
+
+
+def keep(session: Session, name: str, *, taken_at: datetime, **values: Any) -> bool:
+    """Note something about the turn that we took then; False if others have taken the next."""
+    return _change(session, name, ControlTurn.taken_at == taken_at, **values)
+
+
+def clock(session: Session) -> datetime:
+    """The database's, which is one for all machines. With SQLite there is one machine."""
+    if session.get_bind().dialect.name != "postgresql":
+        return utcnow()
+    now: datetime = session.scalars(select(func.clock_timestamp())).one()
+    return now.astimezone(UTC)
 
 
 def finish(
@@ -38,6 +55,12 @@ def finish(
     if not _change(session, name, true(), finished_at=now, done=done):
         _begin(session, name, now)
         _change(session, name, true(), finished_at=now, done=done)
+
+
+def done_before(session: Session, name: str) -> dict[str, Any]:
+    """What was noted last."""
+    done = session.scalar(select(ControlTurn.done).where(ControlTurn.name == name))
+    return dict(done or {})
 
 
 def all_turns(session: Session) -> list[ControlTurn]:

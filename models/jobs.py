@@ -53,6 +53,8 @@ class JobStatus(StrEnum):
 ACTIVE = (JobStatus.SUBMITTING, JobStatus.QUEUED, JobStatus.PROCESSING)
 ENDED = (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
 
+SUBMISSION_TIMEOUT = "submission_timeout"  # nobody could dispatch it in time
+
 _IS_ACTIVE = text("status IN ('submitting', 'queued', 'processing')")
 _HAS_VIDEO = text("video_id IS NOT NULL")
 _IS_SUBMITTING = text("status = 'submitting'")

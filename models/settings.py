@@ -105,6 +105,13 @@ class Settings:
     )
     upload_timeout_seconds: int = setting(86_400, "An upload never finished is removed after this.")
 
+    cloudwatch_namespace: str = setting(
+        "", "Namespace in which figures are published to CloudWatch every minute; empty: nowhere."
+    )
+    cloudwatch_region: str = setting(
+        "", "AWS region to publish in; empty: the one that the environment names."
+    )
+
     access_token_days: int = setting(30, "Lifetime of a sign-in.")
     rate_limits: str = setting(
         "auth=20/minute register=10/minute submit=600/minute upload=120/minute api=1200/minute "

@@ -188,7 +188,7 @@ def not_started(
         job = jobs.fail(
             session,
             job_id,
-            code="submission_timeout",
+            code=jobs.SUBMISSION_TIMEOUT,
             message="The job could not be started. Your tokens were given back.",
         )
     settle(backend, job, error=error)

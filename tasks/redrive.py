@@ -29,7 +29,7 @@ from models.workflows import Workflow
 from tasks import submission
 from tasks.backend import Backend
 
-NEVER_STARTED = "submission_timeout"
+NEVER_STARTED = jobs.SUBMISSION_TIMEOUT
 
 
 def redrive(backend: Backend, letter_id: UUID, *, actor: str) -> DeadLetter:

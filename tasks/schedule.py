@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from celery.schedules import crontab
+
 from models.settings import Settings
-from tasks import reconcile, sweepers
+from tasks import metrics, reconcile, sweepers
 from tasks.backend import Backend
 
 QUEUE = "control"
@@ -20,6 +22,7 @@ class ControlTask:
     name: str
     seconds: float
     run_once: Callable[[Backend], Any]
+    is_on_the_minute: bool = False  # by the clock: a period of 60 s would drift across minutes
 
     @property
     def celery_name(self) -> str:
@@ -35,6 +38,8 @@ def control_tasks(settings: Settings) -> list[ControlTask]:
     return [
         # Bounds how long a lost ticket or a crash keeps a job waiting.
         ControlTask("reconcile", settings.reconcile_seconds, reconcile.run_once),
+        # Each minute has its figures: what scales fleets looks at minutes.
+        ControlTask("publish_metrics", 60, metrics.run_once, is_on_the_minute=True),
         # Nobody waits for what this removes.
         ControlTask("sweep", 300, sweepers.run_once),
     ]
@@ -45,7 +50,7 @@ def table(settings: Settings) -> dict[str, dict[str, Any]]:
     return {
         task.name: {
             "task": task.celery_name,
-            "schedule": task.seconds,
+            "schedule": crontab() if task.is_on_the_minute else task.seconds,
             "options": {"queue": QUEUE, "expires": max(task.seconds, 10)},
         }
         for task in control_tasks(settings)

@@ -34,3 +34,34 @@ def test_what_was_done_is_noted_with_or_without_a_turn(backend: Backend) -> None
         control_turns.finish(session, "sweep", done={"objects_deleted": 3}, now=now)
         [turn] = control_turns.all_turns(session)
         assert (turn.name, turn.finished_at, turn.done) == ("sweep", now, {"objects_deleted": 3})
+
+
+def test_a_turn_of_a_clock_that_was_far_ahead_does_not_stop_the_others(backend: Backend) -> None:
+    now = utcnow()
+    with backend.databases.central() as session:
+        ahead = now + timedelta(hours=1)
+        assert control_turns.take(session, "metrics", seconds=45, now=ahead)
+        assert control_turns.take(session, "metrics", seconds=45, now=now)
+        # A second ahead is no reason to do it twice.
+        assert not control_turns.take(
+            session, "metrics", seconds=45, now=now - timedelta(seconds=1)
+        )
+
+
+def test_the_clock_of_the_database_is_about_right(backend: Backend) -> None:
+    with backend.databases.central(read_only=True) as session:
+        clock = control_turns.clock(session)
+    assert abs(clock - utcnow()) < timedelta(minutes=1)
+    assert clock.tzinfo is not None
+
+
+def test_only_who_has_the_turn_notes_something_about_it(backend: Backend) -> None:
+    now = utcnow()
+    with backend.databases.central() as session:
+        control_turns.take(session, "metrics", seconds=45, now=now)
+        control_turns.take(session, "metrics", seconds=45, now=now + timedelta(minutes=1))
+        assert not control_turns.keep(session, "metrics", taken_at=now, done={"late": 1})
+        later = now + timedelta(minutes=1)
+        assert control_turns.keep(session, "metrics", taken_at=later, done={"in_time": 1})
+        assert control_turns.done_before(session, "metrics") == {"in_time": 1}
+        assert control_turns.done_before(session, "another") == {}

@@ -1,0 +1,214 @@
+"""How the fleets of a stage stand at this moment: the figures behind every metric of a fleet.
+
+Each is computed here and nowhere else, for all fleets at once, in a handful of statements that
+walk along indexes: a million finished jobs cost nothing, and of a million waiting ones at most
+`MOST` of each fleet are counted.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Select, TextClause, case, func, select
+from sqlalchemy.orm import Session
+
+from models.audit import AuditLog
+from models.dead_letters import DeadLetter, DeadLetterStatus
+from models.dispatches import BACKING_OFF, HAS_ENDED, LEASED, READY, Dispatch, DispatchStatus
+from models.fleets import Fleet
+from models.workers import Worker
+
+MOST = 100_000  # jobs of a fleet that are counted in one state
+
+SEEN = timedelta(minutes=5)  # a worker heard of since then is active
+LATELY = timedelta(minutes=5)  # for what went wrong
+DURATIONS = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetFigures:
+    slug: str
+    stage: str
+    is_active: bool
+    waiting: int
+    running: int
+    oldest_waiting_seconds: float  # since the job was ordered
+    active_workers: int
+    available_capacity: int
+    job_processing_p50: float | None  # seconds; None if no job completed
+    completed: int
+    failed: int
+    lease_expired_count: int
+    spot_interruption_count: int
+    dead_letters_open: int
+
+    @property
+    def queue_depth(self) -> int:
+        return self.waiting + self.running
+
+    @property
+    def backlog_per_instance(self) -> float:
+        """Without an instance as if there were one: what waits is a backlog all the same."""
+        return self.queue_depth / max(self.active_workers, 1)
+
+    @property
+    def error_rate(self) -> float:
+        """A share. Jobs that were cancelled count neither way; where none ended, none failed."""
+        return self.failed / max(self.completed + self.failed, 1)
+
+
+def of_stage(session: Session, *, stage: str, now: datetime) -> list[FleetFigures]:
+    """In the order of their slugs; also those that are switched off or have nothing to do."""
+    queues = session.execute(_queues(stage)).all()
+    born = _created_at(session, [seq for row in queues for seq in (row.ready_seq, row.due_seq)])
+    workers = _by_fleet(session, _workers(now))
+    ended = _by_fleet(session, _ended(stage, now))
+    durations = _by_fleet(session, _median_durations(stage, now))
+    expired = _by_fleet(session, _noted(now, AuditLog.event == "job.lease_expired"))
+    interrupted = _by_fleet(session, _noted(now, AuditLog.event == "job.requeue", _due_to_spot()))
+    letters = _by_fleet(session, _open_letters())
+    return [
+        FleetFigures(
+            slug=row.slug,
+            stage=stage,
+            is_active=row.is_active,
+            waiting=row.ready + row.backing_off,
+            running=row.leased,
+            oldest_waiting_seconds=_age(born, (row.ready_seq, row.due_seq), now),
+            active_workers=_first(workers, row.id),
+            available_capacity=_second(workers, row.id),
+            job_processing_p50=durations[row.id][0] if row.id in durations else None,
+            completed=_first(ended, row.id),
+            failed=_second(ended, row.id),
+            lease_expired_count=_first(expired, row.id),
+            spot_interruption_count=_first(interrupted, row.id),
+            dead_letters_open=_first(letters, row.id),
+        )
+        for row in queues
+    ]
+
+
+def _queues(stage: str) -> Select[Any]:
+    """The oldest is looked for among those that are counted: a seq grows with every order."""
+    return (
+        select(
+            Fleet.id,
+            Fleet.slug,
+            Fleet.is_active,
+            _of_jobs(READY, func.count).label("ready"),
+            _of_jobs(BACKING_OFF, func.count).label("backing_off"),
+            _of_jobs(LEASED, func.count).label("leased"),
+            _of_jobs(READY, func.min).label("ready_seq"),
+            _of_jobs(BACKING_OFF, func.min).label("due_seq"),
+        )
+        .where(Fleet.stage == stage)
+        .order_by(Fleet.slug)
+    )
+
+
+def _of_jobs(state: TextClause, figure: Callable[..., Any]) -> ColumnElement[Any]:
+    here = select(Dispatch.seq).where(Dispatch.fleet_id == Fleet.id, state).limit(MOST)
+    rows = here.correlate(Fleet).subquery()
+    return select(figure(rows.c.seq)).scalar_subquery()
+
+
+def _created_at(session: Session, seqs: Iterable[int | None]) -> dict[int, datetime]:
+    known = [seq for seq in seqs if seq is not None]
+    rows = select(Dispatch.seq, Dispatch.created_at).where(Dispatch.seq.in_(known))
+    return dict(session.execute(rows).tuples().all()) if known else {}
+
+
+def _age(born: dict[int, datetime], seqs: Iterable[int | None], now: datetime) -> float:
+    times = [born[seq] for seq in seqs if seq in born]
+    return max((now - min(times)).total_seconds(), 0.0) if times else 0.0
+
+
+def _workers(now: datetime) -> Select[Any]:
+    """How many, and how many jobs more they could take. Those that drain take none."""
+    free = Worker.max_concurrency - Worker.current_load
+    is_free = (free > 0) & Worker.is_draining.is_(False)
+    return (
+        select(Worker.fleet_id, func.count(), func.sum(case((is_free, free), else_=0)))
+        .where(Worker.last_seen_at >= now - SEEN, Worker.is_approved)
+        .group_by(Worker.fleet_id)
+    )
+
+
+def _ended(stage: str, now: datetime) -> Select[Any]:
+    """How many completed and failed."""
+    completed, failed = (
+        func.sum(case((Dispatch.status == status, 1), else_=0))
+        for status in (DispatchStatus.COMPLETED, DispatchStatus.FAILED)
+    )
+    return (
+        select(Dispatch.fleet_id, completed, failed)
+        .where(Dispatch.fleet_id.in_(_fleets_of(stage)), HAS_ENDED)
+        .where(Dispatch.updated_at >= now - LATELY)
+        .group_by(Dispatch.fleet_id)
+    )
+
+
+def _median_durations(stage: str, now: datetime) -> Select[Any]:
+    """The middle one, or the mean of the two in the middle: in SQL that both databases speak."""
+    numbered = (
+        select(
+            Dispatch.fleet_id,
+            Dispatch.duration_seconds,
+            func.row_number()
+            .over(partition_by=Dispatch.fleet_id, order_by=Dispatch.duration_seconds)
+            .label("place"),
+            func.count().over(partition_by=Dispatch.fleet_id).label("number"),
+        )
+        .where(Dispatch.fleet_id.in_(_fleets_of(stage)), HAS_ENDED)
+        .where(Dispatch.updated_at >= now - DURATIONS)
+        .where(Dispatch.status == DispatchStatus.COMPLETED, Dispatch.duration_seconds.is_not(None))
+        .subquery()
+    )
+    of = numbered.c
+    return (
+        select(of.fleet_id, func.avg(of.duration_seconds))
+        .where(of.place.between((of.number + 1) // 2, (of.number + 2) // 2))
+        .group_by(of.fleet_id)
+    )
+
+
+def _fleets_of(stage: str) -> Select[tuple[UUID]]:
+    return select(Fleet.id).where(Fleet.stage == stage)
+
+
+def _noted(now: datetime, *events: ColumnElement[bool]) -> Select[Any]:
+    """How often it was noted in the audit log."""
+    return (
+        select(Dispatch.fleet_id, func.count())
+        .join(AuditLog, AuditLog.dispatch_id == Dispatch.id)
+        .where(*events, AuditLog.at >= now - LATELY)
+        .group_by(Dispatch.fleet_id)
+    )
+
+
+def _due_to_spot() -> ColumnElement[bool]:
+    """By the word of the worker that gave it back."""
+    return func.lower(AuditLog.details["reason"].as_string()).like("%spot%")
+
+
+def _open_letters() -> Select[Any]:
+    return (
+        select(Dispatch.fleet_id, func.count())
+        .join(DeadLetter, DeadLetter.dispatch_id == Dispatch.id)
+        .where(DeadLetter.status == DeadLetterStatus.OPEN)
+        .group_by(Dispatch.fleet_id)
+    )
+
+
+def _by_fleet(session: Session, query: Select[Any]) -> dict[UUID, tuple[Any, ...]]:
+    return {fleet_id: tuple(figures) for fleet_id, *figures in session.execute(query)}
+
+
+def _first(found: dict[UUID, tuple[Any, ...]], fleet_id: UUID) -> int:
+    return int(found.get(fleet_id, (0, 0))[0])
+
+
+def _second(found: dict[UUID, tuple[Any, ...]], fleet_id: UUID) -> int:
+    return int(found.get(fleet_id, (0, 0))[1])
