@@ -9,10 +9,11 @@ import logging
 import ssl
 from typing import Any
 
+import celery.apps.worker
 from celery import Celery, bootsteps, signals
 from celery.worker.control import control_command, inspect_command
 
-from gpu_worker import job
+from gpu_worker import job, logs
 from gpu_worker.backend import Refused, Unreachable
 from gpu_worker.door import Door
 from gpu_worker.insistence import Insistence
@@ -68,27 +69,37 @@ def make_app(redis_url: str, queue: str) -> Celery:
     return app
 
 
+def _leave_logs_alone(**_: Any) -> None:
+    """Logs are set up already (boot.py). With a receiver, Celery does not do it again."""
+    # What it prints when it is told to stop.
+    celery.apps.worker.safe_say = logs.say_at_once  # type: ignore[attr-defined]
+
+
 class Tickets:
     """What is done with a ticket."""
 
     def __init__(self, tools: Tools, door: Door, stopping: Stopping) -> None:
         self._tools, self._door, self._stopping = tools, door, stopping
 
-    def take(self) -> list[str]:
-        """Run what waits; returns how each job ended, for Flower and `celery events`."""
+    def take(self, traceparent: str = "") -> list[str]:
+        """Run what waits; returns how each job ended, for Flower and `celery events`.
+
+        The trace is that of the job the ticket was rung for; the job that comes has its own.
+        """
         ran: list[str] = []
         while len(ran) < JOBS_PER_TICKET and self._door.is_open:
-            lease = self._poll()
+            lease = self._poll(traceparent if not ran else "")
             if lease is None:
                 break
-            ran.append(f"{lease.job_id} {job.run(self._tools, lease)}")
+            with logs.about(**lease.ids):
+                ran.append(f"{lease.job_id} {job.run(self._tools, lease)}")
         return ran
 
-    def _poll(self) -> Any:
+    def _poll(self, traceparent: str) -> Any:
         insistence = Insistence(seconds=POLL_SECONDS, stop=self._stopping.began)
         while True:
             try:
-                return self._tools.backend.poll()
+                return self._tools.backend.poll(traceparent)
             except Refused as refused:
                 logger.error("The webapp refuses this worker: %s", refused)
                 self._tools.keeper.nudge()  # it finds out what that means
@@ -102,10 +113,10 @@ class Tickets:
 def install(app: Celery, tickets: Tickets, tools: Tools, door: Door, stopping: Stopping) -> None:
     """Put the task, the signals and the steps into the app."""
 
-    @app.task(name=TASK)
-    def run(*_names: Any, **_more: Any) -> list[str]:
+    @app.task(name=TASK, bind=True)
+    def run(task: Any, *_names: Any, **_more: Any) -> list[str]:
         """A ticket names the dispatch it was rung for; the webapp decides which job it is."""
-        return tickets.take()
+        return tickets.take(str(getattr(task.request, "traceparent", None) or ""))
 
     @inspect_command(name="current_job")
     def current_job(_state: Any, **_: Any) -> dict[str, Any]:
@@ -128,6 +139,7 @@ def install(app: Celery, tickets: Tickets, tools: Tools, door: Door, stopping: S
         return {"ok": "asking the webapp"}
 
     # Strong references: Celery's signals hold their receivers by weak ones.
+    signals.setup_logging.connect(_leave_logs_alone)
     signals.worker_ready.connect(lambda sender, **_: door.use(sender), weak=False)
     signals.worker_shutting_down.connect(lambda **_: stopping.begin(), weak=False)
 

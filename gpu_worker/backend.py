@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_worker.lease import Lease, readable_trace
 from gpu_worker.wire import Answer, HTTPException, Wire
 
 logger = logging.getLogger(__name__)
@@ -39,44 +40,6 @@ class Refused(Exception):
     def __init__(self, status: int, code: str, detail: str) -> None:
         super().__init__(f"{code}: {detail}")
         self.status, self.code, self.detail = status, code, detail
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A job as the webapp hands it out."""
-
-    dispatch_id: str
-    lease_token: str
-    job_id: str
-    provider: str
-    attempt: int
-    deadline_seconds: float
-    output_url: str
-    output_headers: dict[str, str]
-    graph: dict[str, Any]
-    output_node_id: str | None
-    assets: list[dict[str, Any]]
-
-    @classmethod
-    def from_json(cls, answer: Mapping[str, Any]) -> "Lease":
-        payload = answer["input_payload"]
-        return cls(
-            dispatch_id=answer["dispatch_id"],
-            lease_token=answer["lease_token"],
-            job_id=answer["job_id"],
-            provider=answer["provider"],
-            attempt=answer["attempt"],
-            deadline_seconds=answer["deadline_seconds"],
-            output_url=answer["output_url"],
-            output_headers=answer["output_headers"],
-            graph=payload["graph"],
-            output_node_id=payload["output_node_id"],
-            assets=payload["assets"],
-        )
-
-    @property
-    def proof(self) -> dict[str, str]:
-        return {"dispatch_id": self.dispatch_id, "lease_token": self.lease_token}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,27 +98,30 @@ class Backend:
         self._on_token(self.token)
         return answer
 
-    def poll(self) -> Lease | None:
+    def poll(self, traceparent: str = "") -> Lease | None:
         asked = {
             "providers": self._membership.providers,
             "current_load": 0,
             "max_concurrency": 1,
             "holds_nothing": True,  # one whose answer got lost comes again
         }
-        answer = self._post("poll", asked)
+        answer = self._post("poll", asked, traceparent)
         return Lease.from_json(answer) if answer else None
 
     def heartbeat(self, lease: Lease | None = None, **told: Any) -> dict[str, Any]:
-        return self._post("heartbeat", (lease.proof if lease else {}) | told)
+        if lease is None:
+            return self._post("heartbeat", told)
+        return self._post("heartbeat", lease.proof | told, lease.trace)
 
     def complete(self, lease: Lease, **report: Any) -> str:
-        return _told("status", self._post("complete", lease.proof | report))
+        return _told("status", self._post("complete", lease.proof | report, lease.trace))
 
     def fail(self, lease: Lease, **report: Any) -> str:
-        return _told("status", self._post("fail", lease.proof | report))
+        return _told("status", self._post("fail", lease.proof | report, lease.trace))
 
     def requeue(self, lease: Lease, *, reason: str) -> str:
-        return _told("status", self._post("requeue", lease.proof | {"reason": reason}))
+        body = lease.proof | {"reason": reason}
+        return _told("status", self._post("requeue", body, lease.trace))
 
     def deregister(self) -> None:
         """Leave for good: a call that comes late must not bring the worker back."""
@@ -163,15 +129,17 @@ class Backend:
             self._has_left = True
         self._answer(self._send("deregister", {}, self._authorization()))
 
-    def _post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, name: str, body: dict[str, Any], traceparent: str = "") -> dict[str, Any]:
         shown, body = self.token, _tellable(body)
+        traceparent = readable_trace(traceparent)
+        trace = {"traceparent": traceparent} if traceparent else {}
         try:
-            return self._answer(self._send(name, body, self._authorization()))
+            return self._answer(self._send(name, body, self._authorization() | trace))
         except Refused as refused:
             if refused.status != 401 or self._has_left:
                 raise
         self._register_anew(shown)
-        return self._answer(self._send(name, body, self._authorization()))
+        return self._answer(self._send(name, body, self._authorization() | trace))
 
     def _register_anew(self, refused_token: str) -> None:
         with self._registering:

@@ -5,7 +5,6 @@ import os
 import platform
 import shutil
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 
 from gpu_worker import app as celery_app
-from gpu_worker import identity
+from gpu_worker import identity, logs
 from gpu_worker.assets import AssetCache
 from gpu_worker.backend import Backend, LeaseLost, Membership, Refused, Unreachable
 from gpu_worker.door import DRAINING, REFUSED, STOPPING, Door
@@ -23,6 +22,7 @@ from gpu_worker.health import HealthWatch
 from gpu_worker.imds import Imds, MetadataUnavailable
 from gpu_worker.job import Tools
 from gpu_worker.lease_keeper import LeaseKeeper
+from gpu_worker.log_secrets import keep_secret
 from gpu_worker.provider import Provider, Unwell
 from gpu_worker.scale_in import ScaleInProtection
 from gpu_worker.self_hosted import SelfHosted
@@ -48,11 +48,7 @@ PROVIDERS: dict[str, Callable[[Settings], Provider]] = {
 
 def main() -> int:
     """Exit code 0 after a stop, 2 when it can't work as it was set up."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s"
-    )
-    logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)  # a line per ticket
-    logging.getLogger("celery.app.trace").setLevel(logging.WARNING)
+    logs.start()  # for what is wrong with the settings
     # Of running as root, as in a container. It is about pickles, and we take none.
     warnings.simplefilter("ignore", SecurityWarning)
     # Of what Celery 6 will do to a task when the broker goes away. We have it as it is now.
@@ -60,7 +56,11 @@ def main() -> int:
     # Until Celery has its own: a worker that still waits for others has nothing to hand back.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        settings = identity.complete(Settings.from_env())
+        settings = Settings.from_env()
+        logs.start(settings.log_format, settings.log_level)
+        settings = identity.complete(settings)
+        logs.start(settings.log_format, settings.log_level, worker_id=settings.worker_id)
+        keep_secret(settings.fleet_secret, settings.redis_url)
         providers = {name: _provider(name, settings) for name in settings.providers.split()}
         return Boot(settings, providers).run()
     except (BadSetting, MetadataUnavailable) as bad:
@@ -208,12 +208,15 @@ class Boot:
 
     def _kept_token(self) -> str:
         try:
-            return self._token_file().read_text().strip()
+            token = self._token_file().read_text().strip()
         except OSError:
             return ""
+        keep_secret(token)
+        return token
 
     def _keep_token(self, token: str) -> None:
         """So that after a crash it can show that it is who it was."""
+        keep_secret(token)
         self._token_file().parent.mkdir(parents=True, exist_ok=True)
         self._token_file().touch(mode=0o600)
         self._token_file().write_text(token)

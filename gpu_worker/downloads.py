@@ -19,6 +19,7 @@ import requests
 from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
 from urllib3.exceptions import HTTPError
 
+from gpu_worker import logs
 from gpu_worker.provider import Stopped
 
 PATIENCE_SECONDS = 120.0
@@ -137,7 +138,7 @@ class _Reader:
         self._left = threading.Event()
 
     def pieces(self, limit: Limit) -> Generator[bytes, None, None]:
-        threading.Thread(target=self._run, name="download", daemon=True).start()
+        threading.Thread(target=logs.carried(self._run), name="download", daemon=True).start()
         try:
             while (piece := self._next(limit)) is not None:
                 yield piece

@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpu_worker import logs
 from gpu_worker.assets import AssetCache, AssetGone, AssetUnavailable
-from gpu_worker.backend import Backend, Lease, LeaseLost, Refused, Unreachable
+from gpu_worker.backend import Backend, LeaseLost, Refused, Unreachable
 from gpu_worker.insistence import Insistence
+from gpu_worker.lease import Lease
 from gpu_worker.lease_keeper import CANCELLED, STOPPING, Held, LeaseKeeper
 from gpu_worker.patience import Patience
 from gpu_worker.provider import Asset, JobFailed, Provider, Stopped, Unwell, Work
@@ -168,7 +170,7 @@ class Report:
         if self._held.why != STOPPING:
             self._held.reported.set()  # the webapp knows already
         elif self._begin():
-            threading.Thread(target=self._requeue, name="hand-back", daemon=True).start()
+            threading.Thread(target=logs.carried(self._requeue), daemon=True).start()
 
     def stopped(self) -> str:
         if self._held.why == STOPPING:

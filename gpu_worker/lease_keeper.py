@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gpu_worker.backend import Backend, Lease, LeaseLost, Refused, Unreachable
+from gpu_worker import logs
+from gpu_worker.backend import Backend, LeaseLost, Refused, Unreachable
+from gpu_worker.lease import Lease
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +162,9 @@ class LeaseKeeper:
             if (self._nudged or time.monotonic() >= self._due) and not self._is_over:
                 self._nudged = False  # before it is sent: the next nudge may have newer news
                 held = self.held
-                self._plan(held, self._beat(held))
+                with logs.about(**(held.lease.ids if held else {})):
+                    seconds = self._beat(held)
+                self._plan(held, seconds)
 
     def _plan(self, held: Held | None, seconds: float) -> None:
         """Unless another job began during this heartbeat, which has a plan of its own."""

@@ -12,13 +12,22 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpu_worker import logs
+
 
 class BadSetting(ValueError):
     """A setting can't be used as it is; the message names it and says what would do."""
 
 
-def setting(default: Any, text: str, *, secret: bool = False, variable: str = "") -> Any:
-    metadata = {"help": text, "variable": variable}
+def setting(
+    default: Any,
+    text: str,
+    *,
+    secret: bool = False,
+    variable: str = "",
+    one_of: tuple[str, ...] = (),
+) -> Any:
+    metadata = {"help": text, "variable": variable, "one_of": one_of}
     return field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -60,7 +69,9 @@ class Settings:
 
     spot_poll_seconds: float = setting(3, "How often instance metadata is asked for notices.")
     scale_in_protection: str = setting(
-        "auto", "Protect the instance from scale-in while busy: on, off, or auto (on EC2)."
+        "auto",
+        "Protect the instance from scale-in while busy: on, off, or auto (on EC2).",
+        one_of=("auto", "on", "off"),
     )
     asg_name: str = setting(
         "", "Auto Scaling Group of the instance; empty: asg-STAGE-FLEET_SLUG on EC2."
@@ -72,6 +83,13 @@ class Settings:
         variable="AWS_EC2_METADATA_SERVICE_ENDPOINT",
     )
 
+    log_format: str = setting(
+        "auto",
+        "`json`: an object on each line; `text`: for people; `auto`: text on a terminal only.",
+        one_of=logs.FORMS,
+    )
+    log_level: str = setting("info", "What is said at all, from this on.", one_of=logs.LEVELS)
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ, **overrides: Any) -> "Settings":
         values: dict[str, Any] = {}
@@ -82,13 +100,14 @@ class Settings:
         return cls(**{**values, **overrides})
 
     def __post_init__(self) -> None:
+        for option in fields(self):
+            one_of, value = option.metadata["one_of"], getattr(self, option.name)
+            if one_of and value not in one_of:
+                raise BadSetting(
+                    f"{variable_of(option)} is {value!r}; it takes {', '.join(one_of)}."
+                )
         for name in ("backend_url", "comfyui_url", "metadata_url"):
             _check_http(name, getattr(self, name))
-        if self.scale_in_protection not in ("auto", "on", "off"):
-            raise BadSetting(
-                f"{variable('scale_in_protection')} is {self.scale_in_protection!r}; "
-                "it takes auto, on or off."
-            )
 
     @property
     def on_ec2(self) -> bool:

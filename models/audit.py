@@ -7,6 +7,7 @@ from uuid import UUID
 from sqlalchemy import Index
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
+from models import logs
 from models.base import CentralBase, new_id, utcnow
 
 
@@ -38,8 +39,11 @@ def record(
     tenant_id: UUID | None = None,
     worker_id: str | None = None,
     dispatch_id: UUID | None = None,
+    trace_id: str | None = None,
     **details: Any,
 ) -> None:
+    """`trace_id` is that of the job; what is about no job has that of the request."""
+    trace_id = trace_id or logs.known().get("trace_id")
     session.add(
         AuditLog(
             event=event,
@@ -47,6 +51,6 @@ def record(
             tenant_id=tenant_id,
             worker_id=worker_id,
             dispatch_id=dispatch_id,
-            details=details,
+            details=details | ({"trace_id": trace_id} if trace_id else {}),
         )
     )

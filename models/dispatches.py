@@ -34,6 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
+from models import traces
 from models.base import CentralBase, changed_rows, new_id, one_of, utcnow
 from models.effects import Provider
 from models.errors import InvalidInput, LeaseLost, NotFound
@@ -142,6 +143,20 @@ class Dispatch(CentralBase):
     lease_lost_at: Mapped[datetime | None]  # when a lease of it last was found to have run out
     created_at: Mapped[datetime] = mapped_column(default=utcnow)
     updated_at: Mapped[datetime] = mapped_column(default=utcnow)
+
+    @property
+    def ids(self) -> dict[str, Any]:
+        """What log lines about it are found by."""
+        return {
+            "job_id": self.tenant_job_id,
+            "dispatch_id": self.id,
+            "tenant_id": self.tenant_id,
+            "trace_id": self.trace_id,
+        }
+
+    @property
+    def trace_id(self) -> str | None:
+        return traces.id_of(self.traceparent)
 
     @property
     def was_taken_over(self) -> bool:

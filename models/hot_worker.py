@@ -23,6 +23,11 @@ from models.prepared import NAME_TENANT, Prepared, round_trip
 from models.session import Databases
 from models.workers import SEEN_SECONDS, Identity, token_hash
 
+# What audit.record is told of the trace of a dispatch.
+_TRACE = """
+    jsonb_strip_nulls(jsonb_build_object('trace_id', split_part(traceparent, '-', 2)))
+""".strip()
+
 # Seldom enough that a busy worker does not write its row with every call.
 SEE_WORKER = Prepared(
     "see_worker",
@@ -117,24 +122,25 @@ COMPLETE = Prepared(
 
 FOLLOW = Prepared(
     "follow_completed",
-    """
+    f"""
     WITH dispatch AS (
         UPDATE ai_job_dispatches SET status = 'completed', progress = 1.0,
             lease_expires_at = NULL, available_at = NULL, updated_at = %(now)s,
             duration_seconds = CASE WHEN status = 'leased' AND leased_at <= %(now)s
                 THEN extract(epoch FROM %(now)s - leased_at) END
         WHERE id = %(dispatch_id)s AND status IN ('queued', 'leased')
-        RETURNING id, tenant_id, tenant_job_id, attempts, duration_seconds
+        RETURNING id, tenant_id, tenant_job_id, attempts, duration_seconds, traceparent
     ), noted AS (
         INSERT INTO worker_audit_logs
             (id, at, event, actor, tenant_id, worker_id, dispatch_id, details)
         SELECT %(audit_id)s, %(now)s, 'job.complete', %(actor)s, tenant_id, %(worker)s, id,
-            jsonb_build_object('job_id', tenant_job_id, 'attempt', attempts) || %(details)s
+            jsonb_build_object('job_id', tenant_job_id, 'attempt', attempts) || {_TRACE}
+                || %(details)s
         FROM dispatch
     )
     UPDATE effects SET last_processing_time_seconds = dispatch.duration_seconds
     FROM dispatch WHERE effects.id = %(effect_id)s AND dispatch.duration_seconds IS NOT NULL
-    """,
+    """,  # noqa: S608 - no words of others
     {
         "dispatch_id": "uuid",
         "audit_id": "uuid",
@@ -149,41 +155,41 @@ FOLLOW = Prepared(
 # Along the index of a fleet's leases: 0.2 ms with a thousand of them.
 GIVE_BACK = Prepared(
     "give_back",
-    """
+    f"""
     WITH given AS (
         UPDATE ai_job_dispatches SET status = 'queued', lease_token = NULL,
             lease_expires_at = NULL, worker_id = NULL, attempts = attempts - 1,
             last_error = 'Requeued: ' || %(reason)s, updated_at = %(asked_at)s
         WHERE status = 'leased' AND fleet_id = %(fleet)s AND worker_id = %(worker)s
           AND lease_expires_at > %(asked_at)s
-        RETURNING id, tenant_id, tenant_job_id, attempts
+        RETURNING id, tenant_id, tenant_job_id, attempts, traceparent
     )
     INSERT INTO worker_audit_logs
         (id, at, event, actor, tenant_id, worker_id, dispatch_id, details)
     SELECT gen_random_uuid(), %(asked_at)s, 'job.requeue', 'worker:' || %(worker)s, tenant_id,
         %(worker)s, id, jsonb_build_object('job_id', tenant_job_id, 'attempt', attempts,
-            'reason', %(reason)s)
+            'reason', %(reason)s) || {_TRACE}
     FROM given
-    """,
+    """,  # noqa: S608 - no words of others
     {"fleet": "uuid", "worker": "text", "reason": "text", "asked_at": "timestamptz"},
 )
 
-_NOTE_LEASE = """
-    WITH leased AS ({lease}), noted AS (
+_NOTE_LEASE = f"""
+    WITH leased AS ({{lease}}), noted AS (
         INSERT INTO worker_audit_logs
             (id, at, event, actor, tenant_id, worker_id, dispatch_id, details)
         SELECT %(audit_id)s, leased_at, 'job.lease', 'worker:' || worker_id, tenant_id,
-            worker_id, id, jsonb_build_object('attempt', attempts)
+            worker_id, id, jsonb_build_object('attempt', attempts) || {_TRACE}
         FROM leased
     ), lost AS (
         INSERT INTO worker_audit_logs
             (id, at, event, actor, tenant_id, worker_id, dispatch_id, details)
         SELECT gen_random_uuid(), leased_at - interval '1 microsecond', 'job.lease_expired',
             'system', tenant_id, NULL, id,
-            jsonb_build_object('job_id', tenant_job_id, 'attempt', attempts - 1)
+            jsonb_build_object('job_id', tenant_job_id, 'attempt', attempts - 1) || {_TRACE}
         FROM leased WHERE lease_lost_at = leased_at
     ) SELECT * FROM leased
-"""
+"""  # noqa: S608 - no words of others
 
 
 def held(databases: Databases, lease: Lease) -> Dispatch | None:

@@ -114,6 +114,11 @@ class Job(TenantBase):
         return self.status in ACTIVE
 
     @property
+    def ids(self) -> dict[str, Any]:
+        """What log lines about it are found by."""
+        return {"job_id": self.id, "tenant_id": self.tenant_id}
+
+    @property
     def origin(self) -> dict[str, Any] | None:
         """Of a job that was ordered again: the `dispatch_id` that failed, and the `actor`."""
         origin: dict[str, Any] | None = self.input_payload.get("origin")

@@ -58,6 +58,7 @@ def join(
     provider: str,
     priority: int = 0,
     max_attempts: int = 3,
+    traceparent: str | None = None,
 ) -> UUID | None:
     """Queue a job, if it has no dispatch yet. None if it had one."""
     dispatch_id = row_id()
@@ -71,6 +72,7 @@ def join(
         "provider": provider,
         "priority": priority,
         "max_attempts": max_attempts,
+        "traceparent": traceparent,
         "now": utcnow(),
     }
     statement = join_statement(session.get_bind().dialect.name)
@@ -86,7 +88,7 @@ def join_statement(dialect: str) -> Insert:
     table = Dispatch.__table__
     values: dict[str, Any] = {
         name: bindparam(name, type_=table.c[name].type)
-        for name in (*given, "priority", "max_attempts")
+        for name in (*given, "priority", "max_attempts", "traceparent")
     }
     now = bindparam("now", type_=Dispatch.created_at.type)
     values |= {

@@ -193,6 +193,7 @@ def make_engine(url: str, *, connections: int = 8, as_owner: bool = False) -> En
         max_overflow=connections,
         pool_recycle=600,
         pool_timeout=10,
+        hide_parameters=True,  # an error is logged with its statement; its values are people's
         connect_args={"connect_timeout": 5, "application_name": "comfyfleet"},
     )
     if not as_owner:
@@ -216,7 +217,7 @@ def _sqlite(url: str) -> Engine:
     path = make_url(url).database
     if path and path != ":memory:":
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    engine = create_engine(url, connect_args={"timeout": 30})
+    engine = create_engine(url, connect_args={"timeout": 30}, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
     def prepare(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

@@ -6,21 +6,29 @@ list by a test, so a setting without documentation does not pass.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
+
+from models import logs
 
 
 class BadSetting(ValueError):
     """A setting can't be used as it is; the message names it and says what would do."""
 
 
-def setting(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def setting(default: Any, text: str, *, one_of: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": text, "one_of": one_of})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     stage: str = setting("dev", "Deployment stage; fleets and workflow mappings belong to one.")
+    log_format: str = setting(
+        "auto",
+        "`json`: an object on each line; `text`: for people; `auto`: text on a terminal only.",
+        one_of=logs.FORMS,
+    )
+    log_level: str = setting("info", "What is said at all, from this on.", one_of=logs.LEVELS)
 
     central_url: str = setting(
         "sqlite:///.state/central.db", "SQLAlchemy URL of the central database."
@@ -134,7 +142,7 @@ class Settings:
         for option in fields(cls):
             text = environ.get(f"COMFYFLEET_{option.name.upper()}")
             if text is not None:
-                values[option.name] = _parse(option.name, text, type(option.default))
+                values[option.name] = _parse(option, text)
         return cls(**{**values, **overrides})
 
     @property
@@ -153,17 +161,27 @@ class Settings:
         return valid
 
     @property
+    def secrets(self) -> list[str]:
+        """What must not be read in a log: texts, and addresses with passwords in them."""
+        words = self.fleet_secrets.split()
+        urls = [self.central_url, self.redis_url, *self.pools.values(), *self.owners.values()]
+        return [self.secret_key, *words, *(word.partition("=")[2] for word in words), *urls]
+
+    @property
     def owners(self) -> dict[str, str]:
         return _pairs("owner_urls", self.owner_urls)
 
 
-def _parse(name: str, text: str, kind: type) -> Any:
-    if kind is not int:
+def _parse(option: "Field[Any]", text: str) -> Any:
+    variable, one_of = f"COMFYFLEET_{option.name.upper()}", option.metadata["one_of"]
+    if one_of and text not in one_of:
+        raise BadSetting(f"{variable} is {text!r}; it takes {', '.join(one_of)}.")
+    if not isinstance(option.default, int):
         return text
     try:
         return int(text)
     except ValueError:
-        raise BadSetting(f"COMFYFLEET_{name.upper()} is {text!r}; it takes a number.") from None
+        raise BadSetting(f"{variable} is {text!r}; it takes a number.") from None
 
 
 def _pairs(name: str, text: str) -> dict[str, str]:

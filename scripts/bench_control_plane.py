@@ -72,6 +72,7 @@ def control_plane(*, pace: float) -> Iterator[ControlPlane]:
         made = stack.enter_context(
             bed(
                 stage=STAGE,
+                log_level="warning",
                 public_url=f"http://127.0.0.1:{port}",
                 storage_url="s3://bench",
                 s3_endpoint_url=storage.endpoint_url,
@@ -114,8 +115,6 @@ def _web(made: Bed, port: int) -> AbstractContextManager[int]:
         port=port,
         workers=WEB_PROCESSES,
         threads=WEB_THREADS,
-        log_level="warning",
-        access_log=False,
     )
     return made.program("web", command, lambda: http_answers(f"http://127.0.0.1:{port}/readyz"))
 
@@ -124,7 +123,7 @@ def _control(made: Bed) -> AbstractContextManager[int]:
     command = [
         sys.executable, "-m", "celery", "--quiet", "-A", "tasks.app", "worker", "-B",
         "-P", "threads", "-c", "2", "-Q", "control", "-n", CONTROL_NODE, "-E",
-        "--without-gossip", "--without-mingle", "-l", "WARNING",
+        "--without-gossip", "--without-mingle",
         f"--schedule={made.folder / 'beat'}",
     ]  # fmt: skip
     return made.program(

@@ -33,17 +33,13 @@ def gunicorn_command(
     workers: int,
     threads: int,
     graceful_seconds: int = 25,
-    log_level: str = "info",
-    access_log: bool = True,
 ) -> list[str]:
     command = [
         sys.executable, "-m", "gunicorn", "--bind", f"{host}:{port}",
         "--worker-class", "gthread", "--workers", str(workers), "--threads", str(threads),
         "--graceful-timeout", str(graceful_seconds), "--keep-alive", "75",
         "--worker-tmp-dir", "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp",  # noqa: S108
-        # The path without its query, which may hold the signature of a local file.
-        "--access-logformat", '%(h)s "%(m)s %(U)s" %(s)s %(b)s %(L)ss',
-        "--log-level", log_level, "--config", "python:webapp.gunicorn_hooks",
+        "--config", "python:webapp.gunicorn_hooks",
         "--no-control-socket", "--preload",
     ]  # fmt: skip
-    return [*command, *(["--access-logfile", "-"] if access_log else []), "webapp.wsgi:app"]
+    return [*command, "--access-logfile", "-", "webapp.wsgi:app"]

@@ -81,7 +81,12 @@ def _supervise(stack: "Stack", lock: int, stop_request: "StopRequest") -> None:
     stack.state.write_machines(stack.machines_document())
     databases = Databases(stack.settings)
     parts = parts_of(stack, databases)
-    log = LogLines(stack.state.logs, sys.stdout, names=[part.name for part in parts])
+    log = LogLines(
+        stack.state.logs,
+        sys.stdout,
+        names=[part.name for part in parts],
+        is_verbose=stack.wishes.is_verbose,
+    )
     supervisor = Supervisor(parts, log, stop_request, keep_open=[lock])
     with closing(log):
         try:

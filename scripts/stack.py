@@ -104,6 +104,11 @@ def rate_limits(gpu_workers: int) -> str:
     return " ".join(f"{kind}={limit}" for kind, limit in limits.items())
 
 
+def log_form() -> dict[str, str]:
+    """JSON, for the files; the screen makes lines for people of it (log_lines.py)."""
+    return {"COMFYFLEET_LOG_FORMAT": os.environ.get("COMFYFLEET_LOG_FORMAT", "json")}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stack:
     state: StateFolder
@@ -164,7 +169,7 @@ class Stack:
         return Settings.from_env(self.backend_settings())
 
     def backend_environment(self) -> dict[str, str]:
-        return {**os.environ, **self.backend_settings(), "PYTHONUNBUFFERED": "1"}
+        return {**os.environ, **self.backend_settings(), **log_form(), "PYTHONUNBUFFERED": "1"}
 
     def worker_environment(self, number: int) -> dict[str, str]:
         name = self.worker_names[number]
@@ -179,6 +184,8 @@ class Stack:
             "COMFYFLEET_STATE_DIR": str(self.state.path / f"gpu-{number + 1}"),
             "COMFYFLEET_STOP_SECONDS": "3.5",  # within what the supervisor grants
             "COMFYFLEET_SCALE_IN_PROTECTION": "off",
+            "COMFYFLEET_LOG_LEVEL": self.settings.log_level,
+            **log_form(),
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": f"{self.imds_url}/i/{name}/",
             "PYTHONUNBUFFERED": "1",
         }

@@ -67,8 +67,6 @@ def web(stack: Stack) -> Part:
             workers=1,  # one person's machine: fast to start and to stop
             threads=16,
             graceful_seconds=2,
-            log_level="info" if stack.wishes.is_verbose else "warning",
-            access_log=stack.wishes.is_verbose,
         ),
         environment=stack.backend_environment(),
         tier=1,
@@ -123,9 +121,8 @@ def flower(stack: Stack) -> Part:
 
 def control(stack: Stack) -> Part:
     """The control worker with beat inside."""
-    level = "INFO" if stack.wishes.is_verbose else "WARNING"
     pool = ["-P", "threads", "-B", "-Q", "control", "-n", CONTROL_NODE]
-    talk = ["--without-gossip", "--without-mingle", "-E", "-l", level]
+    talk = ["--without-gossip", "--without-mingle", "-E"]
     schedule = stack.state.folder("beat") / "schedule"
     return Part(
         name="control",

@@ -11,11 +11,13 @@ import warnings
 from functools import cache
 from typing import Any
 
+import celery.apps.worker
 from celery import Celery, signals
 from celery.exceptions import SecurityWarning
 from celery.worker.control import inspect_command
 
-from models import impatience, migrate
+from models import impatience, logs, migrate, traces
+from models.log_secrets import keep_secret
 from models.settings import Settings
 from tasks import control, schedule
 from tasks.backend import Backend
@@ -70,6 +72,27 @@ def _opened() -> Backend:
         opened.close()
         raise
     return opened
+
+
+@signals.setup_logging.connect
+def _start_logs(**_: Any) -> None:
+    """Of the worker, and of a beat by itself. With this, Celery leaves logging to us."""
+    logs.start(settings.log_format, settings.log_level)
+    keep_secret(*settings.secrets)
+    # What it prints when it is told to stop.
+    celery.apps.worker.safe_say = logs.say_at_once  # type: ignore[attr-defined]
+
+
+@signals.task_prerun.connect
+def _begin_task(task_id: str, task: Any, **_: Any) -> None:
+    logs.begin(task=task.name, task_id=task_id)
+    traces.begin(getattr(task.request, "traceparent", None))
+
+
+@signals.task_postrun.connect
+def _end_task(**_: Any) -> None:
+    logs.end()
+    traces.end()
 
 
 @signals.worker_init.connect

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import func, select
 
-from models import dispatches, workers
+from models import dispatches, logs, workers
 from models.dispatches import LEASED, Dispatch, DispatchStatus, Lease
 from models.object_store import SignedRequest
 from models.workers import Identity
@@ -58,6 +58,7 @@ def busy(
             current_node=current_node,
             upload_names=[output.name for output in outputs or ()],
         )
+    logs.bind(**dispatch.ids)
     if progress is not None or current_node is not None:
         backend.news.tell(dispatch.tenant_job_id)
     is_held = dispatch.status == DispatchStatus.LEASED

@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from models import audit, dispatches, hot_worker, jobs, lanes, orders, payload, properties
+from models import audit, dispatches, hot_worker, jobs, lanes, logs, orders, payload, properties
 from models.dispatches import Dispatch, Lease
 from models.errors import DATABASE_AWAY, DependencyUnavailable, NotFound
 from models.files import File
@@ -58,6 +58,7 @@ def lease(
         dispatch = _lease(backend, worker, wanted, holds_nothing)
         if dispatch is None:
             return None
+        logs.bind(**dispatch.ids)
         if leased := _prepare(backend, dispatch):
             return leased
     return None
@@ -89,6 +90,7 @@ def _lease(
                 tenant_id=dispatch.tenant_id,
                 worker_id=worker.worker_id,
                 dispatch_id=dispatch.id,
+                trace_id=dispatch.trace_id,
                 attempt=dispatch.attempts,
             )
     return dispatch

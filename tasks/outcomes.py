@@ -7,6 +7,7 @@ leasing it, or in the reconciler, calls `settle`, which makes the dispatch follo
 `actor` is who caused it, for the audit log: a worker, a user, or the system itself.
 """
 
+import logging
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -14,13 +15,15 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from models import audit, dead_letters, dispatches, effects, hot_worker, jobs
+from models import audit, dead_letters, dispatches, effects, hot_worker, jobs, logs
 from models.dispatches import Dispatch, DispatchStatus, Lease
 from models.files import Output
 from models.fleets import Fleet
 from models.jobs import Job, JobStatus
 from tasks import error_text
 from tasks.backend import Backend
+
+logger = logging.getLogger(__name__)
 
 SYSTEM = "system"
 
@@ -79,6 +82,7 @@ def fail(
     with backend.databases.central() as session:
         _follow(session, dispatch.id, job, error=error, trace=trace, actor=actor, **details)
     backend.news.tell(job.id)
+    logger.warning("Job %s failed: %s.", job.id, job.error_code or job.status)
     return job
 
 
@@ -137,8 +141,10 @@ def _give_back(
         fleet = session.get_one(Fleet, dispatch.fleet_id)
         if was_held:
             note(session, event, dispatch, actor=actor, **details)
+    logger.info("Job %s waits again (%s).", job.id, event)
     if dispatch.status == DispatchStatus.QUEUED and dispatch.available_at is None:
-        backend.bell.ring(fleet.slug, dispatch.id)  # after a pause, the reconciler rings
+        # After a pause, the reconciler rings.
+        backend.bell.ring(fleet.slug, dispatch.id, dispatch.traceparent)
     backend.news.tell(dispatch.tenant_job_id)
     return dispatch
 
@@ -177,6 +183,7 @@ def give_up(backend: Backend, dispatch_id: UUID, *, now: datetime) -> bool:
             message="The job could not be finished. Your tokens were given back.",
         )
     settle(backend, job, error=dispatch.last_error or dispatches.WENT_SILENT)
+    logger.warning("Job %s was given up after %d attempts.", job.id, dispatch.attempts)
     return True
 
 
@@ -192,6 +199,7 @@ def not_started(
             message="The job could not be started. Your tokens were given back.",
         )
     settle(backend, job, error=error)
+    logger.warning("Job %s could not be started: it is %s.", job.id, job.status)
     return job.status == JobStatus.FAILED
 
 
@@ -221,10 +229,12 @@ def settle(
 def check(backend: Backend, lease: Lease, *, requeued: bool = False) -> Dispatch:
     """The dispatch of a lease, or LeaseLost."""
     databases = backend.databases
-    if databases.on_postgres and (held := hot_worker.held(databases, lease)):
-        return held
-    with backend.databases.central(read_only=True) as session:
-        return dispatches.check(session, lease, requeued=requeued)
+    dispatch = hot_worker.held(databases, lease) if databases.on_postgres else None
+    if dispatch is None:
+        with databases.central(read_only=True) as session:
+            dispatch = dispatches.check(session, lease, requeued=requeued)
+    logs.bind(**dispatch.ids)
+    return dispatch
 
 
 def _follow(
@@ -265,6 +275,7 @@ def note_lost_lease(session: Session, dispatch: Dispatch, *, attempt: int) -> No
         actor=SYSTEM,
         tenant_id=dispatch.tenant_id,
         dispatch_id=dispatch.id,
+        trace_id=dispatch.trace_id,
         job_id=str(dispatch.tenant_job_id),
         attempt=attempt,
     )
@@ -279,6 +290,7 @@ def note(session: Session, event: str, dispatch: Dispatch, *, actor: str, **deta
         tenant_id=dispatch.tenant_id,
         worker_id=name if is_worker else dispatch.worker_id,
         dispatch_id=dispatch.id,
+        trace_id=dispatch.trace_id,
         job_id=str(dispatch.tenant_job_id),
         attempt=dispatch.attempts,
         **details,

@@ -10,6 +10,7 @@ lost tickets           rung again, until a fleet has one for every job that wait
 Each step, each pool and each item fails alone (steps.py): what is away holds up nobody else.
 """
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,7 +19,7 @@ from uuid import UUID
 
 from sqlalchemy import select
 
-from models import dispatches, enlisted, job_batches, lanes, lost_leases, stranded
+from models import dispatches, enlisted, job_batches, lanes, lost_leases, stranded, traces
 from models.base import utcnow
 from models.fleets import Fleet
 from models.jobs import Job, JobStatus
@@ -27,6 +28,8 @@ from tasks import outcomes
 from tasks.backend import Backend
 from tasks.steps import each, each_by_pool, guarded, in_every_pool, in_pool
 from tasks.submission import ensure_dispatch
+
+logger = logging.getLogger(__name__)
 
 BATCH = 1000
 MOST_LEASES = 100_000  # that a run looks at
@@ -59,7 +62,14 @@ def run_once(backend: Backend, *, now: datetime | None = None) -> Reconciled:
 
 def heal_submitting(backend: Backend, *, now: datetime) -> int:
     before = now - timedelta(seconds=GRACE_SECONDS)
-    return _each_submitting(backend, before, lambda job: ensure_dispatch(backend, job))
+    return _each_submitting(backend, before, lambda job: _heal(backend, job))
+
+
+def _heal(backend: Backend, job: Job) -> bool:
+    is_dispatched = ensure_dispatch(backend, job)
+    if is_dispatched:
+        logger.info("Carried on with the submit of job %s.", job.id)
+    return is_dispatched
 
 
 def refund_orphans(backend: Backend, *, now: datetime) -> int:
@@ -128,7 +138,10 @@ def _take_back(backend: Backend, pool: str, lost: list[LostLease], now: datetime
         for dispatch in taken:
             outcomes.note_lost_lease(session, dispatch, attempt=dispatch.attempts)
     for dispatch in taken:
-        backend.bell.ring(waiting[dispatch.id].fleet_slug, dispatch.id)
+        with traces.about(dispatch):
+            logger.warning("The lease of job %s ran out: it waits again.", dispatch.tenant_job_id)
+        slug = waiting[dispatch.id].fleet_slug
+        backend.bell.ring(slug, dispatch.id, dispatch.traceparent)
         backend.news.tell(dispatch.tenant_job_id)
     if told - {dispatch.tenant_job_id for dispatch in taken}:
         _note_at_work(backend, pool, waiting)

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 from uuid import UUID
 
+from models import traces
 from models.errors import DATABASE_AWAY, DependencyUnavailable
 from tasks.backend import Backend
 
@@ -67,14 +68,16 @@ def each(items: Iterable[Item], step: Callable[[Item], int]) -> int:
         if is_time_up():
             note("some of it: the time was up")
             break
-        try:
-            done += step(item)
-        except Exception as error:
-            note(f"{item!r:.200}", error)
-            if is_away(error):
-                logger.warning("Could not carry on with %r, nor with what follows: %s", item, error)
-                break
-            logger.exception("Could not carry on with %r; the next run tries again.", item)
+        with traces.about(item):
+            try:
+                done += step(item)
+            except Exception as error:
+                note(f"{item!r:.200}", error)
+                if is_away(error):
+                    told = "Could not carry on with %r, nor with what follows: %s"
+                    logger.warning(told, item, error)
+                    break
+                logger.exception("Could not carry on with %r; the next run tries again.", item)
     return done
 
 

@@ -28,9 +28,11 @@ from models import (
     hot_path,
     jobs,
     lanes,
+    logs,
     orders,
     payload,
     properties,
+    traces,
 )
 from models.effects import Effect
 from models.errors import EffectUnavailable, InvalidInput, NotFound, Refusal
@@ -214,21 +216,20 @@ def ensure_dispatch(backend: Backend, job: Job) -> bool:
 
 
 def _dispatch(backend: Backend, job: Job, fleet: Fleet) -> None:
-    dispatch_id = _join(backend, job, fleet) or _dispatch_id(backend, job)
+    traceparent: str | None = traces.current()
+    dispatch_id = _join(backend, job, fleet, traceparent)
+    if dispatch_id is None:  # it was there before us. Whoever made it may not have rung
+        with backend.databases.central(read_only=True) as session:
+            found = dispatches.find_by_job(session, job.tenant_id, job.id)
+        dispatch_id, traceparent = (found.id, found.traceparent) if found else (None, None)
     if dispatch_id is not None:
-        backend.bell.ring(fleet.slug, dispatch_id)
+        logs.bind(job_id=job.id, dispatch_id=dispatch_id)
+        backend.bell.ring(fleet.slug, dispatch_id, traceparent)
         backend.news.tell(job.id)
     job.status = JobStatus.QUEUED  # its dispatch exists: that is what the word means
 
 
-def _dispatch_id(backend: Backend, job: Job) -> UUID | None:
-    """Of a dispatch that was there before us. Whoever made it may not have rung."""
-    with backend.databases.central(read_only=True) as session:
-        found = dispatches.find_by_job(session, job.tenant_id, job.id)
-    return found.id if found else None
-
-
-def _join(backend: Backend, job: Job, fleet: Fleet) -> UUID | None:
+def _join(backend: Backend, job: Job, fleet: Fleet, traceparent: str | None) -> UUID | None:
     waiting: dict[str, Any] = {
         "tenant_id": job.tenant_id,
         "tenant_job_id": job.id,
@@ -237,6 +238,7 @@ def _join(backend: Backend, job: Job, fleet: Fleet) -> UUID | None:
         "fleet_id": fleet.id,
         "provider": job.provider,
         "max_attempts": backend.settings.max_attempts,
+        "traceparent": traceparent,
     }
     if backend.databases.on_postgres and job.origin is None:
         return hot_path.join(backend.databases, **waiting)

@@ -31,7 +31,7 @@ TASK = "gpu_worker.run"
 _PATIENCE_SECONDS = 0.3
 _REST_SECONDS = 2.0  # after a failure, before the broker is tried again
 
-Ticket = tuple[str, str]  # fleet slug, dispatch id
+Ticket = tuple[str, str, str]  # fleet slug, dispatch id, traceparent
 
 
 class Bell:
@@ -50,9 +50,9 @@ class Bell:
         self._forms: dict[str, TicketForm] = {}
         self._silent_until = 0.0
 
-    def ring(self, fleet_slug: str, dispatch_id: UUID) -> None:
+    def ring(self, fleet_slug: str, dispatch_id: UUID, traceparent: str | None = None) -> None:
         """A job waits for this fleet. Returns at once, whatever the broker does."""
-        self._later.add(self._send, (fleet_slug, str(dispatch_id)))
+        self._later.add(self._send, (fleet_slug, str(dispatch_id), traceparent or ""))
 
     def nudge(self, fleet_slug: str, worker_id: str) -> None:
         """Something has changed that this worker should ask about now. A hint, like a ticket."""
@@ -87,10 +87,10 @@ class Bell:
         if time.monotonic() < self._silent_until:
             return
         by_fleet: dict[str, list[str]] = {}
-        for fleet_slug, dispatch_id in tickets:
+        for fleet_slug, *names in tickets:
             if fleet_slug not in self._forms:
                 self._forms[fleet_slug] = TicketForm(fleet_slug)
-            by_fleet.setdefault(fleet_slug, []).append(self._forms[fleet_slug].fill(dispatch_id))
+            by_fleet.setdefault(fleet_slug, []).append(self._forms[fleet_slug].fill(*names))
         try:
             for fleet_slug, messages in by_fleet.items():
                 self._redis.lpush(fleet_slug, *messages)
@@ -122,7 +122,14 @@ class TicketForm:
     def __init__(self, fleet_slug: str) -> None:
         celery = Celery("comfyfleet", broker="memory://localhost", set_as_current=False)
         celery.conf.update(task_serializer="json", task_ignore_result=True)
-        celery.send_task(TASK, args=["DISPATCH"], queue=fleet_slug, task_id="TICKET", retry=False)
+        celery.send_task(
+            TASK,
+            args=["DISPATCH"],
+            queue=fleet_slug,
+            task_id="TICKET",
+            headers={"traceparent": "TRACE"},
+            retry=False,
+        )
         with celery.connection_for_read() as connection:
             channel: Any = connection.default_channel
             message: dict[str, Any] = channel._get(fleet_slug)
@@ -132,11 +139,12 @@ class TicketForm:
         message["properties"]["delivery_tag"] = "DELIVERY"
         self._form = json.dumps(message)
 
-    def fill(self, dispatch_id: str) -> str:
+    def fill(self, dispatch_id: str, traceparent: str) -> str:
         body = self._body.replace("DISPATCH", dispatch_id)
         return (
             self._form.replace("BODY", base64.b64encode(body.encode()).decode())
             .replace("DISPATCH", dispatch_id)
+            .replace("TRACE", traceparent)
             .replace("TICKET", str(uuid4()))
             .replace("DELIVERY", str(uuid4()))
         )

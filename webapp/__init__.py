@@ -6,11 +6,12 @@ import uuid
 from flask import Flask, Response, g, request
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from models import migrate
+from models import logs, migrate, traces
 from models.errors import NotFound
 from models.settings import BadSetting, Settings
 from tasks.backend import Backend
 from webapp import cors, openapi, problems, storage
+from webapp.access_log import KNOWN
 from webapp.api import (
     admin,
     admin_effects,
@@ -56,6 +57,7 @@ def create_app(settings: Settings | None = None) -> Flask:
     app.before_request(name_request)
     app.before_request(refuse_unstorable_address)
     app.after_request(finish_response)
+    app.teardown_request(forget_request)
     cors.install(app, settings.cors_origins.split())
     api = openapi.install(app)
     for blueprint in (
@@ -80,9 +82,11 @@ def create_app(settings: Settings | None = None) -> Flask:
 
 
 def name_request() -> None:
-    """Every request has an id, its caller's or ours, so that logs and answers meet."""
+    """Every request has an id and a trace, its caller's or ours, so that logs and answers meet."""
     given = request.headers.get("X-Request-ID", "")
     g.request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    logs.begin(request_id=g.request_id)
+    g.trace_id = traces.id_of(traces.begin(request.headers.get("traceparent")))
 
 
 def refuse_unstorable_address() -> None:
@@ -92,5 +96,12 @@ def refuse_unstorable_address() -> None:
 
 def finish_response(response: Response) -> Response:
     response.headers["X-Request-ID"] = g.get("request_id", "")
+    response.headers["X-Trace-Id"] = g.get("trace_id", "")
+    request.environ[KNOWN] = logs.known()  # for the access log, written when all is over
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
     return response
+
+
+def forget_request(_: BaseException | None) -> None:
+    logs.end()
+    traces.end()

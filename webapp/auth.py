@@ -3,9 +3,10 @@
 from flask import g, request
 from flask_smorest import Blueprint
 
-from models import hot_path, hot_worker, users, workers
+from models import hot_path, hot_worker, logs, users, workers
 from models.errors import Forbidden, Unauthorized
-from webapp.context import backend, principal
+from models.users import Principal
+from webapp.context import backend, principal, worker
 from webapp.rate_limits import count_failed_sign_in, limit_request, limit_worker
 
 
@@ -36,6 +37,7 @@ def let_workers_in(blueprint: Blueprint, *, entrance: str) -> Blueprint:
         else:
             # Heartbeats bring the newest word on draining; the others may rely on an older one.
             identify_worker(anew=request.endpoint == f"{blueprint.name}.heartbeat")
+            logs.bind(worker_id=worker().worker_id)
             limit_worker()
 
     blueprint.before_request(check)
@@ -63,13 +65,16 @@ def identify_worker(*, anew: bool) -> None:
 
 
 def sign_in() -> None:
-    token = bearer_token()
+    g.principal = _identify_user(bearer_token())
+    logs.bind(tenant_id=g.principal.tenant_id)
+
+
+def _identify_user(token: str) -> Principal:
     if backend().databases.on_postgres and (who := hot_path.identify(backend().databases, token)):
-        g.principal = who
-        return
+        return who
     with backend().databases.central(read_only=True) as session:
         try:
-            g.principal = users.identify(session, token)
+            return users.identify(session, token)
         except Unauthorized:
             count_failed_sign_in()
             raise

@@ -3,8 +3,10 @@
 from flask import Flask, Response, request
 
 METHODS = "GET, POST, PUT, PATCH, DELETE"
-HEADERS = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, Range, X-Request-ID"
-EXPOSED = "ETag, Retry-After, X-Request-ID, Content-Range, Accept-Ranges"
+HEADERS = (
+    "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, Range, X-Request-ID, traceparent"
+)
+EXPOSED = "ETag, Retry-After, X-Request-ID, X-Trace-Id, Content-Range, Accept-Ranges"
 
 
 def install(app: Flask, origins: list[str]) -> None:

@@ -3,6 +3,10 @@
 import resource
 from typing import Any
 
+from webapp.access_log import Logger
+
+logger_class = Logger
+
 
 def post_fork(_server: Any, _worker: Any) -> None:
     """Each event stream is an open file: as many as the machine grants, not the usual 1024."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from typing import Any
 
-from gpu_worker.backend import Backend, Lease, Membership
+from gpu_worker.backend import Backend, Membership
+from gpu_worker.lease import Lease
 from tests.gpu_worker.backend_replies import Asked, Json, Reply, Request, problem, says
 
 SECRET = "the-secret-of-the-fleet"

@@ -240,3 +240,44 @@ def test_threads_share_it(webapp: BackendStandIn) -> None:
     backend = webapp.backend()
     each_thread(lambda: [backend.heartbeat() for _ in range(10)], threads=4)
     assert len(webapp.calls("heartbeat")) == 40
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+GIVEN = f"00-{TRACE}-00f067aa0ba902b7-01"
+
+
+def test_every_call_about_a_job_carries_its_trace(webapp: BackendStandIn) -> None:
+    backend, lease = webapp.backend(), webapp.lease(trace=GIVEN)
+    backend.poll(GIVEN)  # the trace of the ticket
+    backend.heartbeat(lease, progress=0.5)
+    backend.complete(lease, outputs=[])
+    backend.fail(lease, error="e", retryable=True)
+    backend.requeue(lease, reason="r")
+    about = [asked for asked in webapp.asked if asked.name != "register"]
+    assert [asked.headers["traceparent"] for asked in about] == [GIVEN] * 5
+    assert lease.ids == {"job_id": "job-1", "dispatch_id": "dispatch-1", "trace_id": TRACE}
+
+
+def test_a_call_that_is_repeated_after_registering_anew_is_in_the_trace(
+    webapp: BackendStandIn,
+) -> None:
+    backend = webapp.backend(token="unknown")
+    backend.complete(webapp.lease(trace=GIVEN), outputs=[])
+    assert [asked.headers["traceparent"] for asked in webapp.calls("complete")] == [GIVEN] * 2
+
+
+@pytest.mark.parametrize("trace", [None, "", "hello", GIVEN + "\r\nX-Evil: yes"])
+def test_a_lease_without_a_trace_that_can_be_read_is_a_lease(
+    webapp: BackendStandIn, trace: str | None
+) -> None:
+    lease = webapp.lease(trace=trace)
+    webapp.backend().complete(lease, outputs=[])
+    assert not {"traceparent", "x-evil"} & webapp.calls("complete")[0].headers.keys()
+    assert lease.ids["trace_id"] is None
+
+
+def test_what_is_about_no_job_has_no_trace(webapp: BackendStandIn) -> None:
+    backend = webapp.backend()
+    backend.heartbeat()
+    backend.poll()
+    assert not any("traceparent" in asked.headers for asked in webapp.asked)

@@ -98,8 +98,14 @@ def test_scale_in_protection_is_for_ec2_unless_said_otherwise(
 
 
 def test_another_word_for_scale_in_protection_is_refused() -> None:
-    with pytest.raises(BadSetting, match="SCALE_IN_PROTECTION is 'yes'; it takes auto, on or off"):
+    with pytest.raises(BadSetting, match="SCALE_IN_PROTECTION is 'yes'; it takes auto, on, off"):
         from_env(COMFYFLEET_SCALE_IN_PROTECTION="yes")
+
+
+@pytest.mark.parametrize("name", ["LOG_FORMAT", "LOG_LEVEL"])
+def test_logs_have_no_other_form_or_level(name: str) -> None:
+    with pytest.raises(BadSetting, match=f"{name} is 'loud'; it takes (auto|debug)"):
+        from_env(**{f"COMFYFLEET_{name}": "loud"})
 
 
 def test_secrets_do_not_show() -> None:

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
 
 from models import tenants
 from models.errors import NotFound
@@ -79,3 +80,12 @@ def test_an_error_rolls_everything_back(backend: Backend) -> None:
         half_way()
     with backend.databases.central(read_only=True) as session:
         assert session.query(tenants.Tenant).filter_by(name="gone").count() == 0
+
+
+def test_an_error_of_a_statement_is_told_without_its_values(backend: Backend) -> None:
+    """It is logged, and values are people's names, hashes and secrets."""
+    query = text("SELECT nothing\nFROM nowhere\nWHERE it = :value")
+    with pytest.raises(DBAPIError) as failed, backend.databases.central() as session:
+        session.execute(query, {"value": "whose-is-this"})
+    assert "nowhere" in str(failed.value)
+    assert "whose-is-this" not in str(failed.value)

@@ -1,10 +1,13 @@
 """What programs print: on a screen that nobody reads, in a file on a full disk."""
 
+import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
+from scripts.log_lines import LogLines
 from scripts.screen import MOST_LINES
 from tests.scripts.programs import LIVES, PATIENCE_SECONDS, is_alive, programs, wait_until
 
@@ -80,3 +83,60 @@ def test_a_full_disk_is_said_once_and_stops_nobody(tmp_path: Path) -> None:
         code, rest = stack.ended()
     assert code == 0
     assert (said + rest).count("No space left on device") == 1
+
+
+SAYS = """
+import json
+def say(**told):
+    told = {"time": "2026-11-18T20:09:38.952Z", "level": "info", "logger": "tasks.control"} | told
+    print(json.dumps(told), flush=True)
+"""
+
+
+def said_by(tmp_path: Path, talks: str, *options: str) -> tuple[str, str]:
+    """What the screen shows, and what the file has, of a part that says this."""
+    with programs(tmp_path, *options, f"web:0:{SAYS}{talks}; answer(); bye()") as stack:
+        stack.all_answer()
+        stack.process.send_signal(signal.SIGTERM)
+        _, said = stack.ended()
+    return said, (tmp_path / "logs/web.log").read_text()
+
+
+def test_json_is_kept_in_the_file_and_shown_as_people_read_it(tmp_path: Path) -> None:
+    screen, kept = said_by(tmp_path, "say(message='Done.', job_id='J', level='warning')")
+    assert re.search(r"web \| \d\d:\d\d:\d\d warning  Done.  job J\n", screen)
+    assert "job_id" not in screen
+    assert json.loads(kept.splitlines()[0])["job_id"] == "J"
+
+
+def test_the_trace_of_an_error_is_shown_below_it_with_the_name_of_the_part(tmp_path: Path) -> None:
+    screen, _ = said_by(tmp_path, "say(message='No.', exception='Traceback\\nValueError: 7')")
+    assert "info     No.\nweb | Traceback\nweb | ValueError: 7\n" in screen
+
+
+def test_what_libraries_tell_of_their_day_is_in_the_file_only(tmp_path: Path) -> None:
+    talks = (
+        "say(logger='gunicorn.access', message='GET /quiet');"
+        "say(logger='celery.beat', message='loud', level='error');"
+        "say(message='ours')"
+    )
+    screen, kept = said_by(tmp_path, talks)
+    assert ("quiet" in kept, "quiet" in screen) == (True, False)
+    assert "loud" in screen
+    assert "ours" in screen
+
+
+def test_what_only_looks_like_a_line_of_ours_is_shown_as_it_is(tmp_path: Path) -> None:
+    odd = ["{", "{}", '{"level": "info"}', '["time"]', '{"a": 1} and more']
+    screen, _ = said_by(tmp_path, f"[print(one) for one in {odd!r}]")
+    for one in odd:
+        assert f"web | {one}\n" in screen
+
+
+def test_what_a_part_said_last_is_told_as_people_read_it(tmp_path: Path) -> None:
+    lines = LogLines(tmp_path, sys.stdout, names=["web"])
+    lines.say("web", "ready")
+    assert json.loads(lines.file("web").read_text())["message"] == "ready"
+    [shown] = lines.tail("web")
+    assert shown.endswith("info     ready")
+    lines.close()

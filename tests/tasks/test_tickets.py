@@ -15,6 +15,8 @@ from redis import Redis
 from tasks.later import Later
 from tasks.tickets import TASK, Bell
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
 
 def make_bell(redis_url: str) -> Bell:
     return Bell(redis_url, Later())
@@ -43,14 +45,16 @@ def test_a_ticket_is_a_message_that_celery_understands(redis_url: str) -> None:
     assert take(redis_url, "fleet-a") == (TASK, [str(dispatch_id)])
 
 
-def test_a_ticket_equals_what_celery_itself_would_send(redis_url: str) -> None:
+@pytest.mark.parametrize("trace", [TRACE, ""], ids=["a trace", "none that is known"])
+def test_a_ticket_equals_what_celery_itself_would_send(redis_url: str, trace: str) -> None:
     """Field by field, but for the ids."""
     bell = make_bell(redis_url)
-    bell.ring("fleet-a", uuid4())
+    bell.ring("fleet-a", uuid4(), trace or None)
     finish(bell)
     celery = Celery("comfyfleet", broker=redis_url, set_as_current=False)
     celery.conf.update(task_serializer="json", task_ignore_result=True)
-    celery.send_task(TASK, args=[str(uuid4())], queue="fleet-a")
+    headers = {"traceparent": trace}
+    celery.send_task(TASK, args=[str(uuid4())], queue="fleet-a", headers=headers)
     celery.close()
     with Redis.from_url(redis_url) as redis:
         theirs, ours = (json.loads(raw) for raw in redis.lrange("fleet-a", 0, -1))

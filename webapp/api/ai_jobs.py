@@ -7,7 +7,7 @@ from flask import Response, jsonify, request
 from marshmallow import Schema, fields, validate
 from sqlalchemy import select
 
-from models import jobs
+from models import jobs, logs
 from models.errors import InvalidInput
 from models.jobs import Job, JobStatus
 from tasks import outcomes, queue_view, submission
@@ -207,5 +207,6 @@ def events(job_id: UUID) -> Response:
 
 
 def _own_job(job_id: UUID) -> Job:
+    logs.bind(job_id=job_id)
     with backend().databases.tenant(principal().tenant_id) as session:
         return jobs.get(session, job_id, user_id=principal().user_id)

@@ -97,7 +97,7 @@ def lease_shape(leased: leasing.Leased) -> dict[str, Any]:
             "output_node_id": leased.output_node_id,
             "assets": leased.assets,
         },
-        "trace": None,
+        "trace": dispatch.traceparent,
     }
 
 

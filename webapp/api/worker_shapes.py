@@ -125,7 +125,14 @@ class LeasedSchema(Schema):
     output_url = fields.String(required=True)
     output_headers = fields.Dict(keys=fields.String(), values=fields.String(), required=True)
     input_payload = fields.Nested(InputPayloadSchema, required=True)
-    trace = fields.String(required=True, allow_none=True)
+    trace = fields.String(
+        required=True,
+        allow_none=True,
+        metadata=example(
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "The trace of the order, as W3C writes it. Send it as `traceparent` with each call.",
+        ),
+    )
 
 
 class MadeSchema(Schema):
