@@ -101,11 +101,83 @@ def test_a_faulty_node_is_named(bad: Any, where: str):
         *("/etc/passwd", "../x.png", "a/../../x.png", "C:\\x.png", "\\\\host\\x", "~/x", " /x"),
         *("FILE:///x", "x.png [output]", "x.png [temp]"),
         *("{{title}}", "a-{{title}}", "{{secret}}", "in/{{style}}"),
+        *("../../etc/passwd", "..\\x.png", "http://h/x.png", "s3://bucket/x.png"),
     ],
 )
 @pytest.mark.parametrize("loader", ["LoadImage", "LoadVideo", "VHS_LoadVideoPath", "LoraLoader"])
 def test_no_loader_reads_a_file_of_a_users_choosing(loader: str, name: str):
     assert errors_of({"1": node(loader, image=name), "u": USES}) == ["graph.1.inputs.image"]
+
+
+MEDIA_LOADERS = ["LoadImage", "LoadImageMask", "LoadVideo", "LoadAudio", "VHS_LoadImagesPath"]
+
+
+@pytest.mark.parametrize("loader", MEDIA_LOADERS)
+@pytest.mark.parametrize(
+    "name", ["a/b.png", "a\\b.png", "clipspace/x.png [input]", ["x", "a/b.png"], {"deep": "a/b.png"}]
+)
+def test_a_media_loader_reads_from_no_folder_but_the_input_folder(loader: str, name: Any):
+    assert errors_of({"1": node(loader, any=name), "u": USES}) == ["graph.1.inputs.any"]
+
+
+@pytest.mark.parametrize("loader", MEDIA_LOADERS)
+def test_a_media_loader_takes_plain_names_and_media_placeholders(loader: str):
+    graph = {
+        "1": node(loader, image="{{photo}}", channel="alpha"),
+        "2": node(loader, image="cat 1.png [input]"),
+        "3": node(loader, image="{{style}}", frame_load_cap="{{size}}"),
+    }
+    check_graph(graph | {"u": USES}, PROPERTIES, "1")
+
+
+def test_models_may_lie_in_folders():
+    graph = {
+        "1": node("LoraLoader", lora_name="sdxl/fine/detail.safetensors", model=["2", 0]),
+        "2": node("UNETLoader", unet_name="wan\\2.1.safetensors"),
+        "3": node("WanVideoModelLoader", model="WanVideo/2_1.safetensors"),
+    }
+    check_graph(graph | {"u": USES}, PROPERTIES, "1")
+
+
+@pytest.mark.parametrize(
+    ("class_type", "field"),
+    [
+        ("LoadImage", "image"),
+        ("LoadVideo", "file"),
+        ("LoadAudio", "audio"),
+        ("VHS_LoadImagesPath", "directory"),
+        ("SaveImage", "filename_prefix"),
+        ("Anything", "path"),
+    ],
+)
+def test_no_other_node_makes_the_name_of_a_file(class_type: str, field: str):
+    """It could make a path out of a user's text."""
+    text = node("PrimitiveString", value="{{title}}")
+    graph = {"1": node(class_type, **{field: ["2", 0]}), "2": text, "u": USES}
+    assert errors_of(graph) == [f"graph.1.inputs.{field}"]
+
+
+def test_what_is_no_name_may_come_from_another_node():
+    graph = {
+        "1": node("VHS_LoadVideo", video="{{photo}}", vae=["2", 0]),
+        "2": node("VAELoader", vae_name="v.safetensors"),
+        "3": node("SaveImage", images=["1", 0], filename_prefix="{{output_prefix}}"),
+    }
+    check_graph(graph | {"u": USES}, PROPERTIES, "3")
+
+
+def test_the_editors_own_format_is_told_as_such():
+    with pytest.raises(InvalidInput, match="editor's format") as refused:
+        check_graph({"nodes": [], "links": [], "version": 0.4}, PROPERTIES, None)
+    assert [*(refused.value.errors or {})] == ["graph"]
+
+
+def test_the_answer_to_a_graph_full_of_faults_is_short():
+    assert len(errors_of({str(number): 5 for number in range(2_000)})) == graphs.PROBLEMS_REPORTED
+    long = {"n" * 100_000: node(), "1": {"class_type": "x" * 100_000, "inputs": {}}}
+    named = errors_of(long | {"2": node("X", **{"y" * 100_000: ["gone", 0]}), "u": USES})
+    assert len(named) == 3
+    assert max(map(len, named)) < 500
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from alembic import command
 from sqlalchemy import make_url, text
 
-from models import migrate
+from models import migrate, workflows
 from models.session import Databases, make_engine
 from models.settings import Settings
 from tasks.backend import Backend
@@ -95,6 +95,38 @@ def test_a_migration_that_fails_leaves_nothing_behind(fresh: Settings) -> None:
     engine.dispose()
     assert tables == ["dead_letters"]
     list(migrate.upgrade_all(fresh))
+
+
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_the_version_in_use_is_kept_when_versions_come(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    if kind == "postgres":
+        settings = request.getfixturevalue("fresh")
+    else:
+        settings = sqlite_settings(tmp_path)
+    engine = make_engine(settings.central_url, as_owner=True)
+    config = migrate.config_of("central")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0002")
+        columns = "id, slug, name, kind, version, content_hash, properties, is_active"
+        connection.execute(
+            text(
+                f"INSERT INTO workflows ({columns}, created_at, updated_at) VALUES "
+                "('11111111111111111111111111111111', 'card', 'Card', 'image', 4, :hash, '[]', "
+                "true, '2026-01-01', '2026-01-02')"
+            ),
+            {"hash": "a" * 64},
+        )
+    engine.dispose()
+    list(migrate.upgrade_all(settings))
+    databases = Databases(settings)
+    with databases.central(read_only=True) as session:
+        workflow = workflows.get(session, "card")
+        kept = session.scalars(workflows.versions(workflow)).one()
+        assert (kept.version, kept.content_hash) == (4, workflow.content_hash)
+    databases.close()
 
 
 @pytest.mark.parametrize("revision", [None, "0000"])
