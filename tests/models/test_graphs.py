@@ -114,7 +114,8 @@ MEDIA_LOADERS = ["LoadImage", "LoadImageMask", "LoadVideo", "LoadAudio", "VHS_Lo
 
 @pytest.mark.parametrize("loader", MEDIA_LOADERS)
 @pytest.mark.parametrize(
-    "name", ["a/b.png", "a\\b.png", "clipspace/x.png [input]", ["x", "a/b.png"], {"deep": "a/b.png"}]
+    "name",
+    ["a/b.png", "a\\b.png", "clipspace/x.png [input]", ["x", "a/b.png"], {"deep": "a/b.png"}],
 )
 def test_a_media_loader_reads_from_no_folder_but_the_input_folder(loader: str, name: Any):
     assert errors_of({"1": node(loader, any=name), "u": USES}) == ["graph.1.inputs.any"]

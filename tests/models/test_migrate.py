@@ -101,10 +101,8 @@ def test_a_migration_that_fails_leaves_nothing_behind(fresh: Settings) -> None:
 def test_the_version_in_use_is_kept_when_versions_come(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
-    if kind == "postgres":
-        settings = request.getfixturevalue("fresh")
-    else:
-        settings = sqlite_settings(tmp_path)
+    on_sqlite = kind == "sqlite"
+    settings = sqlite_settings(tmp_path) if on_sqlite else request.getfixturevalue("fresh")
     engine = make_engine(settings.central_url, as_owner=True)
     config = migrate.config_of("central")
     with engine.begin() as connection:

@@ -181,7 +181,7 @@ LOADER = "graph.9.inputs.image"
                 *("file:///etc/passwd", "http://host/x", "x.png [output]", "{{prompt}}.png"),
             )
         ),
-        (with_node("9", {"class_type": "SaveImage", "inputs": {"x": "{{gone}}"}}), "graph.9.inputs.x"),
+        (with_node("9", {"class_type": "ImageInvert", "inputs": {"image": "{{x}}"}}), LOADER),
         ({"3": GRAPH["3"] | {"inputs": {}}}, "properties.0.placeholder"),
         ({}, "graph"),
         ([], "graph"),
