@@ -10,7 +10,7 @@ import schemathesis
 from flask import Flask
 from flask.testing import FlaskClient
 
-from models import errors
+from models import errors, jobs
 from models.dead_letters import DeadLetterReason
 from models.errors import Refusal, every_refusal
 from tests.webapp.calls import Json, answered
@@ -216,7 +216,11 @@ def test_every_reason_of_a_failed_job_is_documented() -> None:
     page = (ROOT / "docs/errors.md").read_text().partition("## Why a job failed")[2]
     told = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     code = "\n".join(path.read_text() for path in (ROOT / "tasks").glob("*.py"))
-    given = set(re.findall(r'\bcode="(\w+)"', code)) | {"cancelled", *DeadLetterReason}
+    given = set(re.findall(r'\bcode="(\w+)"', code)) | {
+        "cancelled",
+        jobs.SUBMISSION_TIMEOUT,
+        *DeadLetterReason,
+    }
     assert given == told
 
 
