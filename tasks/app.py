@@ -21,6 +21,7 @@ from models.log_secrets import keep_secret
 from models.settings import Settings
 from tasks import control, schedule
 from tasks.backend import Backend
+from tasks.beat_watch import BeatWatch
 from tasks.schedule import ControlTask
 
 # Of running as root, as in a container. It is about pickles, and we take none.
@@ -124,6 +125,8 @@ def _register(task: ControlTask) -> None:
     def run() -> dict[str, Any] | None:
         return control.run(backend(), task)
 
+
+app.steps["worker"].add(BeatWatch)
 
 for _task in schedule.control_tasks(settings):
     _register(_task)
