@@ -1,9 +1,12 @@
 """What a worker asks and says about every job, on PostgreSQL, with as little around it as
-possible: who it is, the lease, the start and the good end.
+possible: the lease, the start and the good end. Its heartbeats are in hot_heartbeat.py.
 
 Like hot_path.py, nothing is decided here. Whatever is not the ordinary case writes nothing,
 returns None, and is left to the plain functions, which know the reasons. Tests compare the
 rows that both ways write.
+
+A lease, or the note that a job runs, that a crash of the database loses is taken for one that
+was never given: the job is leased again. So these two do not wait for the disk. Money does.
 """
 
 import json
@@ -16,50 +19,24 @@ from uuid import UUID
 from models import lanes
 from models.base import row_id, utcnow
 from models.dispatches import NOTHING_HELD, Dispatch, DispatchStatus, Lease
-from models.files import Output
+from models.files import File, Output
 from models.hot_path import LOCK_WALLET, spell_out
 from models.jobs import Job, JobStatus
-from models.prepared import NAME_TENANT, Prepared, round_trip
+from models.prepared import NAME_TENANT, NO_WAIT_FOR_DISK, Prepared, round_trip
 from models.session import Databases
-from models.workers import SEEN_SECONDS, Identity, token_hash
 
 # What audit.record is told of the trace of a dispatch.
 _TRACE = """
     jsonb_strip_nulls(jsonb_build_object('trace_id', split_part(traceparent, '-', 2)))
 """.strip()
 
-# Seldom enough that a busy worker does not write its row with every call.
-SEE_WORKER = Prepared(
-    "see_worker",
-    """
-    UPDATE comfyui_workers SET last_seen_at = now()
-    WHERE token_hash = %(hash)s AND is_approved
-      AND last_seen_at < now() - make_interval(secs => %(seconds)s)
-    """,
-    {"hash": "text", "seconds": "double precision"},
-)
-
-IDENTIFY_WORKER = Prepared(
-    "identify_worker",
-    """
-    SELECT w.id, w.worker_id, w.fleet_id, f.slug, w.providers, w.is_draining, w.last_seen_at,
-        ARRAY(SELECT workflow_id FROM worker_workflows WHERE worker_id = w.id)
-    FROM comfyui_workers w JOIN comfyui_gpu_fleets f ON f.id = w.fleet_id
-    WHERE w.token_hash = %(hash)s AND w.is_approved
-    """,
-    {"hash": "text"},
-)
-
-# A lease, or the note that a job runs, that a crash of the database loses is taken for one that
-# was never given: the job is leased again. So these two do not wait for the disk. Money does.
-NO_WAIT_FOR_DISK = Prepared(
-    "no_wait_for_disk", "SELECT set_config('synchronous_commit', 'off', true)", {}
-)
+#: Of a dispatch, in the order in which `copy_of` takes them.
+COLUMNS = ", ".join(Dispatch.__table__.columns.keys())
 
 HELD = Prepared(
     "held_dispatch",
     f"""
-    SELECT {", ".join(Dispatch.__table__.columns.keys())} FROM ai_job_dispatches
+    SELECT {COLUMNS} FROM ai_job_dispatches
     WHERE id = %(dispatch_id)s AND lease_token = %(token)s AND status = 'leased'
       AND (%(fleet_id)s IS NULL OR fleet_id = %(fleet_id)s)
     """,  # noqa: S608 - names of our own columns
@@ -69,9 +46,16 @@ HELD = Prepared(
 START = Prepared(
     "start_job",
     """
-    UPDATE ai_jobs SET status = 'processing', started_at = coalesce(started_at, %(now)s)
-    WHERE id = %(job_id)s AND status IN ('submitting', 'queued', 'processing')
-    RETURNING id, tenant_id, user_id, status, video_id, input_payload
+    WITH job AS (
+        UPDATE ai_jobs SET status = 'processing', started_at = coalesce(started_at, %(now)s)
+        WHERE id = %(job_id)s AND status IN ('submitting', 'queued', 'processing')
+        RETURNING id, tenant_id, user_id, status, video_id, input_payload
+    )
+    SELECT job.*, file.id, file.filename, file.mime_type, file.object_key, file.content_hash
+    FROM job
+    LEFT JOIN videos video ON video.id = job.video_id AND video.user_id = job.user_id
+        AND video.deleted_at IS NULL
+    LEFT JOIN files file ON file.id = video.original_file_id
     """,
     {"job_id": "uuid", "now": "timestamptz"},
 )
@@ -195,22 +179,13 @@ _NOTE_LEASE = f"""
 def held(databases: Databases, lease: Lease) -> Dispatch | None:
     """The dispatch of a lease that is good; None if anything is to be said about it. A copy."""
     values = {"dispatch_id": lease.dispatch_id, "token": lease.token, "fleet_id": lease.fleet_id}
-    return _copy_of(round_trip(databases.engine("central"), HELD, values=values))
+    return copy_of(round_trip(databases.engine("central"), HELD, values=values))
 
 
-def _copy_of(row: tuple[Any, ...] | None) -> Dispatch | None:
+def copy_of(row: tuple[Any, ...] | None) -> Dispatch | None:
     if row is None:
         return None
     return Dispatch(**dict(zip(Dispatch.__table__.columns.keys(), row, strict=True)))
-
-
-def identify(databases: Databases, token: str) -> Identity | None:
-    values = {"hash": token_hash(token), "seconds": SEEN_SECONDS}
-    row = round_trip(databases.engine("central"), SEE_WORKER, IDENTIFY_WORKER, values=values)
-    if row is None:
-        return None
-    names = "id worker_id fleet_id fleet_slug providers is_draining last_seen_at workflow_ids"
-    return Identity(**dict(zip(names.split(), row, strict=True)))
 
 
 def lease(
@@ -237,7 +212,7 @@ def lease(
     values |= constants | asked | {"audit_id": row_id()}
     first = (GIVE_BACK,) if holds_nothing else ()
     central = databases.engine("central")
-    return _copy_of(round_trip(central, NO_WAIT_FOR_DISK, *first, lease, values=values))
+    return copy_of(round_trip(central, NO_WAIT_FOR_DISK, *first, lease, values=values))
 
 
 @cache
@@ -247,18 +222,21 @@ def _lease_statement(providers: tuple[str, ...]) -> tuple[Prepared, dict[str, An
     return Prepared(f"lease_{'_'.join(providers)}", noted, types | {"audit_id": "uuid"}), constants
 
 
-def start(databases: Databases, tenant_id: UUID, job_id: UUID) -> Job | None:
-    """A worker has it; None if it is not active. Takes no other lock, so needs no order of locks.
+def start(databases: Databases, tenant_id: UUID, job_id: UUID) -> tuple[Job, File | None] | None:
+    """A worker has it; None if it is not active. With the file of its video, if it has one.
 
-    Only what a lease needs of the job is filled in.
+    Takes no other lock, so needs no order of locks. Only what a lease needs is filled in.
     """
     pool = _pool(databases, tenant_id)
     values = {"app_tenant": str(tenant_id), "job_id": job_id, "now": utcnow()}
     row = round_trip(pool, NAME_TENANT, NO_WAIT_FOR_DISK, START, values=values)
     if row is None:
         return None
-    columns = ("id", "tenant_id", "user_id", "status", "video_id", "input_payload")
-    return Job(**dict(zip(columns, row, strict=True)))
+    of_job = ("id", "tenant_id", "user_id", "status", "video_id", "input_payload")
+    of_file = ("id", "filename", "mime_type", "object_key", "content_hash")
+    job = Job(**dict(zip(of_job, row[:6], strict=True)))
+    file = File(**dict(zip(of_file, row[6:], strict=True)))
+    return job, file if file.id is not None else None
 
 
 def complete(

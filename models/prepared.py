@@ -32,6 +32,11 @@ NAME_TENANT = Prepared(
     {"app_tenant": "text"},
 )
 
+# For what may be lost with a crash of the database, because nobody was promised anything.
+NO_WAIT_FOR_DISK = Prepared(
+    "no_wait_for_disk", "SELECT set_config('synchronous_commit', 'off', true)", {}
+)
+
 
 def round_trip(engine: Engine, *statements: Prepared, values: Mapping[str, Any]) -> Any | None:
     """Run them together: one round trip, one transaction. The first row of the last.

@@ -8,7 +8,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from models.settings import Settings
 from scripts import servers
 from scripts.server_process import free_port
 from tasks.backend import Backend
+
+STOP_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,10 @@ class Bed:
                 yield process.pid
             finally:
                 process.terminate()
-                process.wait(30)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_SECONDS)
+                process.kill()  # nothing is left of it when its databases go
+                process.wait()
 
 
 def _answers(port: int) -> bool:

@@ -1,11 +1,14 @@
 """`comfyfleet serve`: the web application behind gunicorn."""
 
 import os
+import resource
 import sys
 
 import click
 
 from scripts.command import clear_errors
+
+MOST_CONNECTIONS = 10_000
 
 
 @click.command()
@@ -38,8 +41,18 @@ def gunicorn_command(
         sys.executable, "-m", "gunicorn", "--bind", f"{host}:{port}",
         "--worker-class", "gthread", "--workers", str(workers), "--threads", str(threads),
         "--graceful-timeout", str(graceful_seconds), "--keep-alive", "75",
+        # Past its own 1000, each further client would wait for seconds to be let in.
+        "--worker-connections", str(connections_of_a_process()),
         "--worker-tmp-dir", "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp",  # noqa: S108
         "--config", "python:webapp.gunicorn_hooks",
         "--no-control-socket", "--preload",
     ]  # fmt: skip
     return [*command, "--access-logfile", "-", "webapp.wsgi:app"]
+
+
+def connections_of_a_process() -> int:
+    """Every GPU worker keeps two. Half of its open files are left for the rest."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(files // 2, MOST_CONNECTIONS)
+    )

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import func, select
 
-from models import dispatches, logs, workers
+from models import dispatches, hot_heartbeat, logs, workers
 from models.dispatches import LEASED, Dispatch, DispatchStatus, Lease
 from models.object_store import SignedRequest
 from models.workers import Identity
@@ -33,8 +33,11 @@ class Answer:
 
 
 def idle(backend: Backend, worker: Identity) -> Answer:
-    with backend.databases.central() as session:
-        workers.note_seen(session, worker.id, current_load=0)
+    if backend.databases.on_postgres:
+        hot_heartbeat.idle(backend.databases, worker.id)
+    else:
+        with backend.databases.central() as session:
+            workers.note_seen(session, worker.id, current_load=0)
     return Answer(draining=worker.is_draining, next_seconds=backend.settings.heartbeat_seconds)
 
 
@@ -48,16 +51,10 @@ def busy(
     outputs: list[uploads.Made] | None = None,
 ) -> Answer:
     uploads.require_possible(backend, outputs or ())
-    with backend.databases.central() as session:
-        workers.note_seen(session, worker.id, current_load=1)
-        dispatch = dispatches.extend(
-            session,
-            lease,
-            seconds=backend.settings.lease_seconds,
-            progress=progress,
-            current_node=current_node,
-            upload_names=[output.name for output in outputs or ()],
-        )
+    upload_names = [output.name for output in outputs or ()]
+    dispatch = _extend(
+        backend, worker, lease, upload_names, progress=progress, current_node=current_node
+    )
     logs.bind(**dispatch.ids)
     if progress is not None or current_node is not None:
         backend.news.tell(dispatch.tenant_job_id)
@@ -70,6 +67,19 @@ def busy(
         output=uploads.expected(backend, dispatch) if is_held else None,
         uploads=uploads.pinned(backend, dispatch, outputs) if outputs and is_held else None,
     )
+
+
+def _extend(
+    backend: Backend, worker: Identity, lease: Lease, upload_names: list[str], **told: Any
+) -> Dispatch:
+    databases, seconds = backend.databases, backend.settings.lease_seconds
+    if databases.on_postgres and not upload_names:
+        held = hot_heartbeat.busy(databases, worker.id, lease, seconds=seconds, **told)
+        if held is not None:
+            return held
+    with databases.central() as session:
+        workers.note_seen(session, worker.id, current_load=1)
+        return dispatches.extend(session, lease, seconds=seconds, upload_names=upload_names, **told)
 
 
 def _next_seconds(backend: Backend, fleet_id: UUID) -> int:

@@ -170,12 +170,20 @@ def lease_of(dispatch: Dispatch) -> Lease:
 def _start(backend: Backend, dispatch: Dispatch) -> tuple[Job, dict[str, File]]:
     """The job, noted as `processing`, and the files that its media properties name."""
     if backend.databases.on_postgres:
-        job = hot_worker.start(backend.databases, dispatch.tenant_id, dispatch.tenant_job_id)
-        if job is not None and not job.input_payload["media"]:
-            return job, {}
+        started = hot_worker.start(backend.databases, dispatch.tenant_id, dispatch.tenant_job_id)
+        if started is not None and (media := _usual_media(*started)) is not None:
+            return started[0], media
     with backend.databases.tenant(dispatch.tenant_id) as session:
         job = jobs.start(session, dispatch.tenant_job_id)
         return job, orders.media_files(session, job) if job.is_active else {}
+
+
+def _usual_media(job: Job, of_video: File | None) -> dict[str, File] | None:
+    """No media, or the video's own file. None if the job needs others."""
+    names, primary = [*job.input_payload["media"]], job.input_payload["primary"]
+    if not names:
+        return {}
+    return {primary: of_video} if of_video is not None and names == [primary] else None
 
 
 def _put_together(backend: Backend, dispatch: Dispatch, job: Job, media: dict[str, File]) -> Leased:

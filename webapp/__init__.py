@@ -14,9 +14,6 @@ from webapp import cors, openapi, problems, storage
 from webapp.access_log import KNOWN
 from webapp.api import (
     admin,
-    admin_audit,
-    admin_dead_letters,
-    admin_dispatches,
     admin_effects,
     admin_fleets,
     admin_workers,
@@ -76,9 +73,6 @@ def create_app(settings: Settings | None = None) -> Flask:
         admin_effects.blueprint,
         admin_fleets.blueprint,
         admin_workers.blueprint,
-        admin_dispatches.blueprint,
-        admin_dead_letters.blueprint,
-        admin_audit.blueprint,
         worker.blueprint,
     ):
         api.register_blueprint(blueprint)

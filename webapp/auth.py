@@ -3,7 +3,7 @@
 from flask import g, request
 from flask_smorest import Blueprint
 
-from models import hot_path, hot_worker, logs, users, workers
+from models import hot_heartbeat, hot_path, logs, users, workers
 from models.errors import Forbidden, Unauthorized
 from models.users import Principal
 from webapp.context import backend, principal, worker
@@ -49,7 +49,7 @@ def identify_worker(*, anew: bool) -> None:
     if not anew and (remembered := backend().workers.get(token)):
         g.worker = remembered
         return
-    if databases.on_postgres and (known := hot_worker.identify(databases, token)):
+    if databases.on_postgres and (known := hot_heartbeat.identify(databases, token)):
         g.worker = known
         backend().workers.put(token, known)
         return

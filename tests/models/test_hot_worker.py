@@ -1,72 +1,25 @@
 """What a worker's calls write on PostgreSQL, in few round trips, is what the plain functions
 write on SQLite: the same story is told on both, and their rows are compared."""
 
-import re
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select
 
-from models import dispatches, hot_worker, jobs
-from models.audit import AuditLog
+from models import dispatches, hot_worker, jobs, videos
 from models.dispatches import Dispatch, Lease
 from models.effects import Effect
-from models.files import File, Output
-from models.jobs import Job, JobOutput
-from models.ledger import Transaction, Wallet
-from models.videos import Video
-from models.workers import Worker, WorkerWorkflow
+from models.files import Output
+from models.jobs import Job
 from tasks import catalog, outcomes, reports, submission, uploads
 from tasks.backend import Backend
 from tests.fixtures import Person, make_person
+from tests.models.both_ways import Story, assert_both_write_the_same, rows
 from tests.tasks import gpu, orders
-
-TENANT = (Job, JobOutput, Transaction, Wallet, File, Video)
-CENTRAL = (Dispatch, AuditLog, Effect, Worker, WorkerWorkflow)
-#: A sequence goes on counting between tests, and secrets are new every time.
-APART = {"seq", "token_hash", "provider_transaction_id", "idempotency_key", "fingerprint"}
-
-AN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 IMAGE = gpu.IMAGE
 SOUND = uploads.Made(name="b.flac", mime_type="audio/flac", size_bytes=7)
-
-
-def rows(backend: Backend) -> dict[str, list[dict[str, Any]]]:
-    """Every row of both databases, with ids and times made alike."""
-    for later in (backend.later, backend.checks):
-        later.close()
-    found: dict[str, list[dict[str, Any]]] = {}
-    with backend.databases.pool("main") as session:
-        for table in TENANT:
-            found[table.__tablename__] = [columns(row) for row in session.scalars(select(table))]
-    with backend.databases.central(read_only=True) as session:
-        for kind in CENTRAL:
-            found[kind.__tablename__] = [columns(row) for row in session.scalars(select(kind))]
-    return {name: sorted(some, key=repr) for name, some in found.items()}
-
-
-def columns(row: Any) -> dict[str, Any]:
-    names = [column.name for column in row.__table__.columns if column.name not in APART]
-    return {name: alike(name, getattr(row, name)) for name in names}
-
-
-def alike(name: str, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: alike(key, member) for key, member in value.items()}
-    if value and name in ("traceparent", "trace_id"):
-        return "TRACE"
-    if isinstance(value, UUID | datetime):
-        return type(value).__name__
-    if isinstance(value, str):
-        return AN_ID.sub("ID", value)
-    if isinstance(value, float) and name.endswith("_seconds"):
-        return value >= 0
-    return value
 
 
 def ordered_for(backend: Backend, ada: Person, video_id: UUID) -> Job:
@@ -168,18 +121,8 @@ def a_crash_between_the_databases(backend: Backend, ada: Person) -> None:
         a_crash_between_the_databases,
     ],
 )
-def test_both_ways_write_the_same_rows(
-    postgres: Backend, sqlite: Backend, story: Callable[[Backend, Person], None]
-) -> None:
-    written = []
-    for backend in (postgres, sqlite):
-        catalog.seed_demo(backend)
-        story(backend, make_person(backend, tokens=100))
-        written.append(rows(backend))
-    hot, plain = written
-    assert hot["ai_jobs"]
-    for table in hot:
-        assert hot[table] == plain[table], table
+def test_both_ways_write_the_same_rows(postgres: Backend, sqlite: Backend, story: Story) -> None:
+    assert_both_write_the_same(postgres, sqlite, story)
 
 
 RESULT = Output(
@@ -234,11 +177,38 @@ def test_only_a_completed_job_can_be_followed(postgres: Backend) -> None:
         hot_worker.follow(postgres.databases, dispatch, job, actor="system", details={})
 
 
-def test_a_worker_is_the_same_by_both_ways(postgres: Backend) -> None:
+@pytest.mark.parametrize("given", ["a video", "a file"])
+def test_a_worker_gets_the_file_that_was_ordered_with(backend: Backend, given: str) -> None:
+    catalog.seed_demo(backend)
+    ada = make_person(backend, tokens=100)
+    video_id = orders.add_video(backend, ada)
+    with backend.databases.tenant(ada.tenant_id) as session:
+        file = videos.get(session, video_id, user_id=ada.user_id).original_file
+    if given == "a video":
+        ordered_for(backend, ada, video_id)
+    else:
+        orders.order(backend, ada, effect="image-invert", image=str(file.id))
+    leased = gpu.poll(backend, gpu.join(backend))
+    assert leased is not None
+    [asset] = leased.assets
+    assert asset["is_primary_input"]
+    assert file.object_key in asset.pop("url")
+    assert asset | {"placeholder": ""} == {
+        "placeholder": "",
+        "content_hash": file.content_hash,
+        "filename": file.filename,
+        "mime_type": file.mime_type,
+        "is_primary_input": True,
+    }
+
+
+def test_a_video_that_is_gone_is_left_to_the_plain_functions(postgres: Backend) -> None:
     catalog.seed_demo(postgres)
-    token = gpu.register(postgres)
-    plain, hot = gpu.identify(postgres, token), hot_worker.identify(postgres.databases, token)
-    assert hot is not None
-    assert sorted(hot.workflow_ids) == sorted(plain.workflow_ids) != []
-    assert replace(hot, workflow_ids=[]) == replace(plain, workflow_ids=[])
-    assert hot_worker.identify(postgres.databases, "unknown") is None
+    ada = make_person(postgres, tokens=100)
+    video_id = orders.add_video(postgres, ada)
+    job = ordered_for(postgres, ada, video_id)
+    with postgres.databases.tenant(ada.tenant_id) as session:
+        videos.remove(session, videos.get(session, video_id, user_id=ada.user_id))
+    assert gpu.poll(postgres, gpu.join(postgres)) is None
+    with postgres.databases.tenant(ada.tenant_id) as session:
+        assert jobs.get(session, job.id).error_code == "not_runnable"
