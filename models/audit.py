@@ -4,11 +4,14 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Index
+from sqlalchemy import Index, Select, select, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from models import logs
 from models.base import CentralBase, new_id, utcnow
+
+# Few among many: what a person did is found without a look at all that workers did.
+BY_PEOPLE = text("actor <> 'system' AND actor NOT LIKE 'worker:%'")
 
 
 class AuditLog(CentralBase):
@@ -19,6 +22,14 @@ class AuditLog(CentralBase):
         Index("ix_worker_audit_logs_at_id", "at", "id"),
         Index("ix_worker_audit_logs_dispatch_id", "dispatch_id"),
         Index("ix_worker_audit_logs_event_at", "event", "at"),
+        Index(
+            "ix_worker_audit_logs_by_people",
+            "actor",
+            "at",
+            "id",
+            postgresql_where=BY_PEOPLE,
+            sqlite_where=BY_PEOPLE,
+        ),
     )
 
     id: Mapped[UUID] = new_id()
@@ -54,3 +65,24 @@ def record(
             details=details | ({"trace_id": trace_id} if trace_id else {}),
         )
     )
+
+
+def matching(
+    *,
+    event: str | None = None,
+    actor: str | None = None,
+    dispatch_id: UUID | None = None,
+    worker_id: str | None = None,
+    tenant_id: UUID | None = None,
+) -> Select[tuple[AuditLog]]:
+    asked = {
+        "event": event,
+        "actor": actor,
+        "dispatch_id": dispatch_id,
+        "worker_id": worker_id,
+        "tenant_id": tenant_id,
+    }
+    query = select(AuditLog).filter_by(**{name: one for name, one in asked.items() if one})
+    if actor and actor != "system" and not actor.startswith("worker:"):
+        query = query.where(BY_PEOPLE)  # says to the database which index will do
+    return query

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ForeignKey, Index, Select, func, select
+from sqlalchemy import ForeignKey, Index, func, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from models import audit, dispatches, tries
@@ -116,19 +116,6 @@ def get(session: Session, letter_id: UUID) -> DeadLetter:
 def find_by_dispatch(session: Session, dispatch_id: UUID) -> DeadLetter | None:
     query = select(DeadLetter).where(DeadLetter.dispatch_id == dispatch_id)
     return session.scalar(query.execution_options(populate_existing=True))
-
-
-def matching(
-    *, status: str | None = None, fleet_id: UUID | None = None, tenant_id: UUID | None = None
-) -> Select[tuple[DeadLetter]]:
-    query = select(DeadLetter).join(Dispatch, Dispatch.id == DeadLetter.dispatch_id)
-    if status is not None:
-        query = query.where(DeadLetter.status == status)
-    if fleet_id is not None:
-        query = query.where(Dispatch.fleet_id == fleet_id)
-    if tenant_id is not None:
-        query = query.where(Dispatch.tenant_id == tenant_id)
-    return query
 
 
 def open_by_fleet(session: Session) -> dict[UUID, int]:

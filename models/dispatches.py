@@ -61,6 +61,8 @@ BACKING_OFF = text("status = 'queued' AND available_at IS NOT NULL")
 LEASED = text("status = 'leased'")
 # What a fleet did lately: how long its jobs take, how many go wrong.
 HAS_ENDED = text("status IN ('completed', 'failed', 'cancelled')")
+# Few among many: an operator who asks for them must not wait until all others were looked at.
+WENT_WRONG = text("status IN ('failed', 'cancelled')")
 # Ended, and a lease of it was lost on the way: objects may lie there that nobody knows of.
 LITTERED = text(
     "status IN ('completed', 'failed', 'cancelled') AND swept_at IS NULL"
@@ -111,6 +113,7 @@ class Dispatch(CentralBase):
         _partial("ix_ai_job_dispatches_leased", "fleet_id", "lease_expires_at", where=LEASED),
         _partial("ix_ai_job_dispatches_littered", "updated_at", where=LITTERED),
         _partial("ix_ai_job_dispatches_ended", "fleet_id", "updated_at", where=HAS_ENDED),
+        _partial("ix_ai_job_dispatches_went_wrong", "created_at", "id", where=WENT_WRONG),
         Index("ix_ai_job_dispatches_created_at_id", "created_at", "id"),
     )
 
@@ -399,13 +402,6 @@ def get(session: Session, dispatch_id: UUID) -> Dispatch:
     if dispatch is None:
         raise NotFound("There is no such dispatch.")
     return dispatch
-
-
-def matching(
-    *, status: str | None = None, fleet_id: UUID | None = None, tenant_id: UUID | None = None
-) -> Select[tuple[Dispatch]]:
-    asked = {"status": status, "fleet_id": fleet_id, "tenant_id": tenant_id}
-    return select(Dispatch).filter_by(**{name: one for name, one in asked.items() if one})
 
 
 def find_by_job(session: Session, tenant_id: UUID, job_id: UUID) -> Dispatch | None:

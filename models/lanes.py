@@ -46,6 +46,8 @@ from models.dispatches import (
 )
 from models.errors import NotPossibleNow
 
+PRIORITY_LIMIT = 1_000_000  # either way, for people; `to_front` may go beyond
+
 
 def join(
     session: Session,

@@ -10,8 +10,18 @@ from models import audit, jobs, ledger, users
 from models.errors import AlreadyRefunded, InvalidInput, NotFound
 from models.jobs import Job
 from models.ledger import Transaction
+from models.users import User
 from tasks import outcomes
 from tasks.backend import Backend
+
+
+def wallet_of(backend: Backend, user_id: UUID) -> tuple[User, int, int]:
+    """Whose it is, what can be spent, and what is held for jobs that have not ended."""
+    with backend.databases.central(read_only=True) as session:
+        user = users.get(session, user_id)
+    with backend.databases.tenant(user.tenant_id) as session:
+        balance = ledger.balance(session, user_id=user_id)
+        return user, balance, jobs.reserved_tokens(session, user_id=user_id)
 
 
 def credit(

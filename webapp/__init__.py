@@ -14,6 +14,9 @@ from webapp import cors, openapi, problems, storage
 from webapp.access_log import KNOWN
 from webapp.api import (
     admin,
+    admin_audit,
+    admin_dead_letters,
+    admin_dispatches,
     admin_effects,
     admin_fleets,
     admin_workers,
@@ -73,6 +76,9 @@ def create_app(settings: Settings | None = None) -> Flask:
         admin_effects.blueprint,
         admin_fleets.blueprint,
         admin_workers.blueprint,
+        admin_dispatches.blueprint,
+        admin_dead_letters.blueprint,
+        admin_audit.blueprint,
         worker.blueprint,
     ):
         api.register_blueprint(blueprint)

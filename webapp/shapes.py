@@ -10,10 +10,17 @@ from models.object_paths import KINDS
 from models.workflows import Kind
 from webapp.context import backend
 
+BRIEF = 300
+
 
 def iso(time: datetime | None) -> str | None:
     """ISO 8601 in UTC, with a Z."""
     return time.astimezone(UTC).isoformat().replace("+00:00", "Z") if time else None
+
+
+def brief(text: str | None) -> str | None:
+    """The beginning of what may be long, for lists."""
+    return text if text is None or len(text) <= BRIEF else text[: BRIEF - 1] + "…"
 
 
 class Time(fields.DateTime):

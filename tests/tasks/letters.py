@@ -1,13 +1,15 @@
 """Jobs that ended as dead letters in tests, and what was made of them."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import select, update
+import pytest
+from sqlalchemy import event, select, update
 
 from models import dead_letters, jobs, ledger
 from models.audit import AuditLog
@@ -94,3 +96,23 @@ def at_once(threads: int, step: Callable[[], Any]) -> list[Any]:
 
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(run, range(threads)))
+
+
+class Killed(BaseException):
+    """The process is gone. Nothing in our code may catch it."""
+
+
+@contextmanager
+def dying_in_central(backend: Backend) -> Iterator[None]:
+    """Dies when it commits there for the first time: the tenant's side is done."""
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    engine = backend.databases.engine("central")
+    event.listen(engine, "commit", die)
+    try:
+        with pytest.raises(Killed):
+            yield
+    finally:
+        event.remove(engine, "commit", die)

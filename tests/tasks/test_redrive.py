@@ -1,18 +1,15 @@
 """Ordering the work of a dead letter again: one new job, paid once, whatever comes in between."""
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from redis import Redis
-from sqlalchemy import event
 
 from models import dead_letters, effects, jobs, lanes, ledger_audit, videos
 from models.base import utcnow
@@ -331,32 +328,12 @@ def decide_at_once(backend: Backend, letter: DeadLetter) -> None:
     letters.at_once(4, lambda: steps.get()(backend, letter.id, actor=BOSS))
 
 
-class Killed(BaseException):
-    """The process is gone. Nothing in our code may catch it."""
-
-
-@contextmanager
-def dying_in_central(backend: Backend) -> Iterator[None]:
-    """Dies when it commits there for the first time: the tenant's side is done."""
-
-    def die(*_: Any) -> None:
-        raise Killed
-
-    engine = backend.databases.engine("central")
-    event.listen(engine, "commit", die)
-    try:
-        with pytest.raises(Killed):
-            yield
-    finally:
-        event.remove(engine, "commit", die)
-
-
 def test_a_redrive_that_died_between_the_databases_is_finished_by_asking_again(
     demo: Backend, ada: Person
 ) -> None:
     old = given_up(demo, ada)
     letter = kept(demo, old)
-    with dying_in_central(demo):
+    with letters.dying_in_central(demo):
         redrive.redrive(demo, letter.id, actor=BOSS)
     assert letter_now(demo, letter).status == DeadLetterStatus.OPEN
     assert balance(demo, ada) == 100 - old.price_tokens  # held already
@@ -372,7 +349,7 @@ def test_a_redrive_that_died_between_the_databases_is_finished_by_the_reconciler
     demo: Backend, ada: Person
 ) -> None:
     letter = kept(demo, given_up(demo, ada))
-    with dying_in_central(demo):
+    with letters.dying_in_central(demo):
         redrive.redrive(demo, letter.id, actor=BOSS)
     assert reconcile.run_once(demo, now=utcnow() + timedelta(seconds=11)).healed == 1
     done = letter_now(demo, letter)
@@ -387,7 +364,7 @@ def test_a_redrive_that_died_wins_over_a_discard_that_came_in_between(
 ) -> None:
     """It is paid for and will run; a letter must not say that nothing is done."""
     letter = kept(demo, given_up(demo, ada))
-    with dying_in_central(demo):
+    with letters.dying_in_central(demo):
         redrive.redrive(demo, letter.id, actor=BOSS)
     redrive.discard(demo, letter.id, actor="user:other")
     reconcile.run_once(demo, now=utcnow() + timedelta(seconds=11))
@@ -402,7 +379,7 @@ def test_a_redrive_that_found_no_machines_after_all_is_refunded_and_can_be_asked
 ) -> None:
     old = given_up(demo, ada)
     letter = kept(demo, old)
-    with dying_in_central(demo):
+    with letters.dying_in_central(demo):
         redrive.redrive(demo, letter.id, actor=BOSS)
     switch_off_fleet(demo, old)
     with pytest.raises(EffectUnavailable):
@@ -434,7 +411,7 @@ def test_a_user_who_cancels_before_its_dispatch_is_made_has_it_too(
     demo: Backend, ada: Person
 ) -> None:
     letter = kept(demo, given_up(demo, ada))
-    with dying_in_central(demo):
+    with letters.dying_in_central(demo):
         redrive.redrive(demo, letter.id, actor=BOSS)
     new = every_job(demo, ada)[-1]
     outcomes.cancel(demo, ada.tenant_id, new.id)

@@ -1,4 +1,4 @@
-"""Money that an administrator moves: once, audited, and by administrators only."""
+"""Wallets as administrators see them, and money that they move: once, and audited."""
 
 from typing import Any
 from uuid import UUID, uuid4
@@ -109,6 +109,36 @@ def test_a_payment_for_nobody_is_not_found(caller: MakeCaller) -> None:
     admin = caller(role=Role.ADMIN)
     with nothing_written(admin.backend):
         refused(credit(admin, uuid4()), 404, "not_found")
+
+
+def test_a_wallet_is_shown_with_every_movement(caller: MakeCaller) -> None:
+    admin, ada = caller(role=Role.ADMIN), caller(tokens=10, pool="second")
+    job = ordered(ada)
+    answered(credit(admin, ada.person.user_id, note="Invoice 17"), 201)
+    address = f"/api/admin/wallets/{ada.person.user_id}"
+    shown = answered(admin.get(address))
+    price = job["price_tokens"]
+    assert (shown["balance"], shown["reserved"]) == (60 - price, price)
+    assert (shown["user_id"], shown["email"]) == (str(ada.person.user_id), ada.person.email)
+    assert shown["tenant_id"] == str(ada.person.tenant_id)
+    booked = shown["transactions"]["items"]
+    assert [(one["type"], one["amount"], one["note"]) for one in booked] == [
+        ("PAYMENT_CREDIT", 50, "Invoice 17"),
+        ("JOB_RESERVE", -price, None),
+        ("PAYMENT_CREDIT", 10, None),
+    ]
+    first = answered(admin.get(f"{address}?limit=2"))["transactions"]
+    rest = answered(admin.get(f"{address}?cursor={first['next_cursor']}"))["transactions"]
+    assert first["items"] + rest["items"] == booked
+
+
+def test_the_wallet_of_nobody_is_not_found(caller: MakeCaller) -> None:
+    refused(caller(role=Role.ADMIN).get(f"/api/admin/wallets/{uuid4()}"), 404, "not_found")
+
+
+def test_a_user_sees_no_wallet_by_this_address(caller: MakeCaller) -> None:
+    ada = caller(tokens=10)
+    refused(ada.get(f"/api/admin/wallets/{ada.person.user_id}"), 403, "forbidden")
 
 
 def test_a_completed_job_can_be_refunded_once(caller: MakeCaller) -> None:

@@ -13,10 +13,12 @@ from sqlalchemy import make_url
 
 from models.jobs import Job
 from models.settings import Settings
+from models.users import Role
 from tasks import catalog
 from tests.fixtures import emptied, for_tests, make_person
-from tests.webapp.calls import Caller, MakeCaller, answered, order, ordered, refused
+from tests.webapp.calls import Caller, MakeCaller, answered, new_effect, order, ordered, refused
 from tests.webapp.conftest import running
+from tests.webapp.gpus import Gpu, held, lease_of
 from tests.webapp.test_problems import INSIDE
 from tests.webapp.wires import Wire, dead_port, silent_port
 
@@ -103,6 +105,36 @@ def test_while_a_pool_is_away_its_tenants_wait_and_lose_nothing(
     wires.pool.mend()
     assert answered(order(ada, idempotency_key="first"), 200)["id"] == first["id"]
     ordered(ada, idempotency_key="second")
+    assert ada.wallet() == {"balance": 98, "reserved": 2}
+
+
+def test_while_a_pool_is_away_operators_see_what_central_knows(
+    wired: tuple[Wired, Caller],
+) -> None:
+    wires, ada = wired
+    admin = Caller(ada.app, make_person(ada.backend, role=Role.ADMIN))
+    gpu = Gpu(ada.app, new_effect(ada.backend)).join()
+    lost, waiting = ordered(ada, gpu.fleet), ordered(ada, gpu.fleet)
+    said = {"error": "404", "error_code": "provider_lost"}
+    answered(gpu.call("fail", lease_of(held(gpu)) | said))
+    shown = answered(admin.get(f"/api/admin/dispatches/{waiting['id']}"))
+    [letter] = answered(admin.get("/api/admin/dead-letters"))["items"]
+    queue, redrive = (
+        f"/api/admin/dispatches/{shown['id']}",
+        f"/api/admin/dead-letters/{letter['id']}/redrive",
+    )
+
+    wires.pool.cut()
+    assert answered(admin.get(queue)) == shown | {"job": None}
+    answered(admin.post(f"{queue}/front"))
+    assert len(answered(admin.get("/api/admin/dispatches"))["items"]) == 2
+    away(admin.get(f"/api/admin/dispatches/{waiting['id']}"))  # whose job that is, the pool knows
+    away(admin.post(f"{queue}/cancel"))
+    away(admin.post(redrive))
+    away(admin.get(f"/api/admin/wallets/{ada.person.user_id}"))
+
+    wires.pool.mend()
+    assert answered(admin.post(redrive))["job_id"] == lost["id"]
     assert ada.wallet() == {"balance": 98, "reserved": 2}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import schemathesis
@@ -28,13 +28,14 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from models import fleets
+from models import dead_letters, fleets
 from models.users import Role
 from tasks import catalog, registration
 from tests.fixtures import FLEET_SECRET, Person, make_person
 from tests.webapp.calls import (
     Caller,
     announce,
+    answered,
     completed,
     has_file,
     has_video,
@@ -43,7 +44,7 @@ from tests.webapp.calls import (
     ordered,
 )
 from tests.webapp.conftest import prepared, running, served
-from tests.webapp.gpus import Gpu
+from tests.webapp.gpus import Gpu, held, lease_of
 
 CHECKS = [
     not_a_server_error,
@@ -91,7 +92,8 @@ def house(
 
 def belongings(app: Flask, *people: Person) -> dict[str, list[Any]]:
     """Values that lead somewhere, by the name of the field they fit into."""
-    ids: dict[str, list[Any]] = {"file_id": [], "video_id": [], "job_id": [], "user_id": []}
+    names = ("file_id", "video_id", "job_id", "user_id", "any_id", "letter_id")
+    ids: dict[str, list[Any]] = {name: [] for name in names}
     for person in people:
         owner = Caller(app, person)
         done = ordered(owner)["id"]
@@ -100,9 +102,25 @@ def belongings(app: Flask, *people: Person) -> dict[str, list[Any]]:
         ids["file_id"] += [str(has_file(owner)), announce(owner)["file"]["id"]]
         ids["video_id"] += [str(has_video(owner)), str(has_video(owner, "video"))]
         ids["user_id"].append(str(person.user_id))
+        letter_id, dispatch_id = given_up(app, owner)
+        ids["letter_id"].append(letter_id)
+        ids["any_id"] += [done, dispatch_id, ordered(owner)["id"]]
     ids["id_or_slug"] = ids["effect_id"] = ["image-blur", "colour-card", "thumbnail"]
     ids["original_file_id"] = ids["file_id"]
     return ids | {"inputs": [{}]}
+
+
+def given_up(app: Flask, owner: Caller) -> tuple[str, str]:
+    """A dead letter of theirs, and its dispatch."""
+    gpu = Gpu(app, new_effect(owner.backend)).join()
+    ordered(owner, gpu.fleet)
+    lost = {"error": "404", "error_code": "provider_lost"}
+    lease = lease_of(held(gpu))
+    answered(gpu.call("fail", lease | lost))
+    with owner.backend.databases.central(read_only=True) as session:
+        letter = dead_letters.find_by_dispatch(session, UUID(lease["dispatch_id"]))
+    assert letter is not None
+    return str(letter.id), lease["dispatch_id"]
 
 
 def playthings(app: Flask) -> dict[str, list[Any]]:
@@ -118,7 +136,10 @@ def schema(house: House) -> BaseSchema:
     return schemathesis.openapi.from_wsgi("/openapi.json", house.app)
 
 
-ADMIN_TAGS = ["admin", "admin-workflows", "admin-effects", "admin-fleets", "admin-workers"]
+ADMIN_TAGS = [
+    *("admin", "admin-workflows", "admin-effects", "admin-fleets", "admin-workers"),
+    *("admin-dispatches", "admin-dead-letters", "admin-audit"),
+]
 TAGS = [
     *("auth", "me", "effects", "uploads", "videos", "ai-jobs", "wallet", "worker"),
     *ADMIN_TAGS,

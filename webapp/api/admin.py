@@ -1,17 +1,20 @@
-"""For administrators: money that moves by a person's decision."""
+"""For administrators: users' wallets, and money that moves by a person's decision."""
 
 from typing import Any
 from uuid import UUID
 
 from marshmallow import Schema, fields, validate
+from sqlalchemy import select
 
 from models import ledger
+from models.ledger import Transaction
 from tasks import money
 from webapp.api import ai_jobs
-from webapp.api.wallet import TransactionSchema
+from webapp.api.wallet import TransactionSchema, WalletSchema
 from webapp.auth import let_admins_in
 from webapp.context import backend, principal
 from webapp.openapi import ApiBlueprint
+from webapp.pages import PageQuery, page, page_of
 
 blueprint = let_admins_in(
     ApiBlueprint("admin", __name__, url_prefix="/api/admin", description=__doc__)
@@ -31,6 +34,17 @@ class CreditSchema(Schema):
     note = fields.String(load_default=None, validate=validate.Length(max=500))
 
 
+class BookedSchema(TransactionSchema):
+    note = fields.String(required=True, allow_none=True)
+
+
+class UserWalletSchema(WalletSchema):
+    user_id = fields.UUID(required=True)
+    tenant_id = fields.UUID(required=True)
+    email = fields.String(required=True)
+    transactions = fields.Nested(page_of(BookedSchema), required=True)
+
+
 class RefundSchema(Schema):
     note = fields.String(
         required=True, validate=validate.Length(1, 500), metadata={"example": "Broken output"}
@@ -39,6 +53,31 @@ class RefundSchema(Schema):
 
 def actor() -> str:
     return f"user:{principal().user_id}"
+
+
+@blueprint.get("/wallets/<uuid:user_id>")
+@blueprint.arguments(PageQuery, location="query")
+@blueprint.response(200, UserWalletSchema)
+@blueprint.alt_response(404, "NOT_FOUND")
+def show_wallet(query: dict[str, Any], user_id: UUID) -> dict[str, Any]:
+    """A user's wallet, and every movement of its tokens, newest first"""
+    user, balance, reserved = money.wallet_of(backend(), user_id)
+    with backend().databases.tenant(user.tenant_id) as session:
+        found, cursor = page(
+            session,
+            select(Transaction).where(Transaction.user_id == user_id),
+            newest=(Transaction.created_at, Transaction.id),
+            scope=f"admin-wallet {user_id}",
+            **query,
+        )
+    return {
+        "user_id": user.id,
+        "tenant_id": user.tenant_id,
+        "email": user.email,
+        "balance": balance,
+        "reserved": reserved,
+        "transactions": {"items": found, "next_cursor": cursor},
+    }
 
 
 @blueprint.post("/wallets/<uuid:user_id>/credit")

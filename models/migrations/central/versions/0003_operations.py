@@ -17,6 +17,9 @@ LITTERED = sa.text(
     " AND (last_error IS NOT NULL OR status = 'cancelled')"
 )
 
+WENT_WRONG = sa.text("status IN ('failed', 'cancelled')")
+BY_PEOPLE = sa.text("actor <> 'system' AND actor NOT LIKE 'worker:%'")
+
 
 def upgrade() -> None:
     op.add_column("ai_job_dispatches", sa.Column("traceparent", sa.String(), nullable=True))
@@ -37,6 +40,20 @@ def upgrade() -> None:
         sqlite_where=HAS_ENDED,
     )
     op.create_index("ix_ai_job_dispatches_created_at_id", "ai_job_dispatches", ["created_at", "id"])
+    op.create_index(
+        "ix_ai_job_dispatches_went_wrong",
+        "ai_job_dispatches",
+        ["created_at", "id"],
+        postgresql_where=WENT_WRONG,
+        sqlite_where=WENT_WRONG,
+    )
+    op.create_index(
+        "ix_worker_audit_logs_by_people",
+        "worker_audit_logs",
+        ["actor", "at", "id"],
+        postgresql_where=BY_PEOPLE,
+        sqlite_where=BY_PEOPLE,
+    )
     op.create_table(
         "control_turns",
         sa.Column("name", sa.String(), nullable=False),
@@ -129,6 +146,8 @@ def downgrade() -> None:
     op.drop_column("dead_letters", "redriven_job_id")
     op.drop_table("workflow_versions")
     op.drop_table("control_turns")
+    op.drop_index("ix_worker_audit_logs_by_people", "worker_audit_logs")
+    op.drop_index("ix_ai_job_dispatches_went_wrong", "ai_job_dispatches")
     op.drop_index("ix_ai_job_dispatches_created_at_id", "ai_job_dispatches")
     op.drop_index("ix_ai_job_dispatches_ended", "ai_job_dispatches")
     op.drop_index("ix_ai_job_dispatches_littered", "ai_job_dispatches")
