@@ -58,6 +58,7 @@ SUBMISSION_TIMEOUT = "submission_timeout"  # nobody could dispatch it in time
 _IS_ACTIVE = text("status IN ('submitting', 'queued', 'processing')")
 _HAS_VIDEO = text("video_id IS NOT NULL")
 _IS_SUBMITTING = text("status = 'submitting'")
+_IS_UNTOLD = text("untold_since IS NOT NULL")
 
 
 class Job(TenantBase):
@@ -79,6 +80,12 @@ class Job(TenantBase):
             "created_at",
             postgresql_where=_IS_SUBMITTING,
             sqlite_where=_IS_SUBMITTING,
+        ),
+        Index(
+            "ix_ai_jobs_untold",
+            "untold_since",
+            postgresql_where=_IS_UNTOLD,
+            sqlite_where=_IS_UNTOLD,
         ),
         Index(
             "ix_ai_jobs_video_id", "video_id", postgresql_where=_HAS_VIDEO, sqlite_where=_HAS_VIDEO
@@ -104,6 +111,7 @@ class Job(TenantBase):
     created_at: Mapped[datetime] = mapped_column(default=utcnow)
     started_at: Mapped[datetime | None]
     completed_at: Mapped[datetime | None]
+    untold_since: Mapped[datetime | None]  # it ended, maybe without a dispatch: settle it
 
     outputs: Mapped[list["JobOutput"]] = relationship(
         lazy="selectin", order_by="JobOutput.position"
@@ -252,12 +260,25 @@ def _end_without_result(
     if not job.is_active:
         return job
     ledger.refund(session, user_id=job.user_id, job_id=job.id)
+    was_submitting = job.status == JobStatus.SUBMITTING
     job.status = status
     job.completed_at = job.refunded_at = utcnow()
+    if was_submitting:  # no dispatch may be there by which somebody would find it
+        job.untold_since = job.completed_at
     job.error_code, job.error_message = code, message
     _end_video(session, job, VideoStatus.FAILED, error=message)
     session.flush()
     return job
+
+
+def untold(session: Session, *, before: datetime, limit: int) -> list[Job]:
+    """Jobs that ended, and central may never have heard of it."""
+    query = select(Job).where(_IS_UNTOLD, Job.untold_since <= before)
+    return list(session.scalars(query.order_by(Job.untold_since).limit(limit)))
+
+
+def note_told(session: Session, job_id: UUID) -> None:
+    session.execute(update(Job).where(Job.id == job_id).values(untold_since=None))
 
 
 def newest_of_videos(session: Session, video_ids: list[UUID]) -> dict[UUID, Job]:

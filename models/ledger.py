@@ -58,6 +58,8 @@ class Wallet(TenantBase):
     id: Mapped[UUID] = new_id()
     user_id: Mapped[UUID]
     balance: Mapped[int] = mapped_column(BigInteger, default=0)
+    low_below: Mapped[int | None] = mapped_column(BigInteger)  # it fell below this (low_wallets.py)
+    low_since: Mapped[datetime | None]
     low_told_at: Mapped[datetime | None]  # its user was told that it is low
 
 
@@ -229,6 +231,8 @@ def _append(
         note=note,
     )
     wallet.balance += amount
+    if wallet.low_below is not None and wallet.balance >= wallet.low_below:
+        wallet.low_below = wallet.low_since = wallet.low_told_at = None
     session.add(entry)
     session.flush()
     return entry

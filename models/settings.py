@@ -120,6 +120,39 @@ class Settings:
         "", "AWS region to publish in; empty: the one that the environment names."
     )
 
+    wallet_low_tokens: int = setting(
+        20, "A wallet that an order takes below this is told as `wallet.low`; 0: none is."
+    )
+    wallet_low_seconds: int = setting(60, "How often wallets are looked at for that.")
+    webhook_max_endpoints: int = setting(10, "Webhook endpoints a tenant may have.")
+    webhook_max_url_length: int = setting(2000, "Longest URL of an endpoint.")
+    webhook_http: str = setting("off", "`on`: endpoints may be http:// too, not https:// only.")
+    webhook_allowed_networks: str = setting(
+        "",
+        "Networks that are not public and may be sent to all the same, separated by spaces.",
+    )
+    webhook_retry_seconds: str = setting(
+        "5 300 1800 7200 18000 36000 50400 72000 86400",
+        "Pauses between the tries of a delivery; after the last one it has failed.",
+    )
+    webhook_max_pause_seconds: int = setting(
+        86_400, "Longest pause that a receiver may ask for with Retry-After."
+    )
+    webhook_connect_seconds: int = setting(5, "Time a receiver may take to be connected to.")
+    webhook_answer_seconds: int = setting(15, "Time a receiver may take after that, in all.")
+    webhook_senders: int = setting(
+        16, "Deliveries a control worker sends at once; as many again to receivers that fail."
+    )
+    webhook_endpoint_senders: int = setting(4, "Of these, to one endpoint; to one that fails, 1.")
+    webhook_poll_seconds: int = setting(5, "How often due deliveries are looked for.")
+    webhook_disable_days: int = setting(
+        5, "An endpoint is switched off after so many days of nothing but failures."
+    )
+    webhook_overlap_seconds: int = setting(
+        86_400, "How long an endpoint's secret goes on signing after it was replaced."
+    )
+    webhook_keep_days: int = setting(30, "Deliveries older than this are removed.")
+
     access_token_days: int = setting(30, "Lifetime of a sign-in.")
     rate_limits: str = setting(
         "auth=20/minute register=10/minute submit=600/minute upload=120/minute api=1200/minute "

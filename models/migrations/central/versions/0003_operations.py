@@ -16,6 +16,7 @@ LITTERED = sa.text(
     "status IN ('completed', 'failed', 'cancelled') AND swept_at IS NULL"
     " AND (last_error IS NOT NULL OR status = 'cancelled')"
 )
+IS_PENDING = sa.text("status = 'pending'")
 
 WENT_WRONG = sa.text("status IN ('failed', 'cancelled')")
 BY_PEOPLE = sa.text("actor <> 'system' AND actor NOT LIKE 'worker:%'")
@@ -75,6 +76,11 @@ def upgrade() -> None:
         "webhook_endpoints",
         sa.Column("previous_secret_until", sa.DateTime(timezone=True), nullable=True),
     )
+    op.add_column("webhook_endpoints", sa.Column("failing_since", sa.DateTime(timezone=True)))
+    op.add_column(
+        "webhook_deliveries",
+        sa.Column("message_id", sa.String(), nullable=False, server_default=""),
+    )
     op.add_column(
         "webhook_deliveries",
         sa.Column(
@@ -88,6 +94,15 @@ def upgrade() -> None:
         "ix_webhook_deliveries_endpoint_id_created_at_id",
         "webhook_deliveries",
         ["endpoint_id", "created_at", "id"],
+    )
+    op.create_index("ix_webhook_deliveries_created_at", "webhook_deliveries", ["created_at"])
+    op.drop_index("ix_webhook_deliveries_due", "webhook_deliveries")
+    op.create_index(
+        "ix_webhook_deliveries_pending",
+        "webhook_deliveries",
+        ["endpoint_id", "next_attempt_at"],
+        postgresql_where=IS_PENDING,
+        sqlite_where=IS_PENDING,
     )
 
 
@@ -139,8 +154,19 @@ def _keep_versions() -> None:
 
 
 def downgrade() -> None:
+    op.drop_index("ix_webhook_deliveries_pending", "webhook_deliveries")
+    op.create_index(
+        "ix_webhook_deliveries_due",
+        "webhook_deliveries",
+        ["next_attempt_at"],
+        postgresql_where=IS_PENDING,
+        sqlite_where=IS_PENDING,
+    )
+    op.drop_index("ix_webhook_deliveries_created_at", "webhook_deliveries")
     op.drop_index("ix_webhook_deliveries_endpoint_id_created_at_id", "webhook_deliveries")
     op.drop_column("webhook_deliveries", "log")
+    op.drop_column("webhook_deliveries", "message_id")
+    op.drop_column("webhook_endpoints", "failing_since")
     op.drop_column("webhook_endpoints", "previous_secret_until")
     op.drop_index("ix_dead_letters_created_at_id", "dead_letters")
     op.drop_column("dead_letters", "redriven_job_id")

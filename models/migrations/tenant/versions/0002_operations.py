@@ -1,4 +1,4 @@
-"""Wallets that ran low, and media that runs out"""
+"""Wallets that ran low, media that runs out, ends that were not told"""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,24 @@ branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
 RUNS_OUT = sa.text("expires_at IS NOT NULL AND deleted_at IS NULL AND status <> 'expired'")
+IS_UNTOLD = sa.text("untold_since IS NOT NULL")
 
 
 def upgrade() -> None:
     op.add_column(
         "token_wallets", sa.Column("low_told_at", sa.DateTime(timezone=True), nullable=True)
+    )
+    op.add_column("token_wallets", sa.Column("low_below", sa.BigInteger(), nullable=True))
+    op.add_column(
+        "token_wallets", sa.Column("low_since", sa.DateTime(timezone=True), nullable=True)
+    )
+    op.add_column("ai_jobs", sa.Column("untold_since", sa.DateTime(timezone=True), nullable=True))
+    op.create_index(
+        "ix_ai_jobs_untold",
+        "ai_jobs",
+        ["untold_since"],
+        postgresql_where=IS_UNTOLD,
+        sqlite_where=IS_UNTOLD,
     )
     op.create_index(
         "ix_videos_runs_out",
@@ -30,4 +43,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_index("ix_ai_jobs_completed_at", "ai_jobs")
     op.drop_index("ix_videos_runs_out", "videos")
+    op.drop_index("ix_ai_jobs_untold", "ai_jobs")
+    op.drop_column("ai_jobs", "untold_since")
+    op.drop_column("token_wallets", "low_since")
+    op.drop_column("token_wallets", "low_below")
     op.drop_column("token_wallets", "low_told_at")
