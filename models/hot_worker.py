@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
-from models import lanes
+from models import lanes, messages
 from models.base import row_id, utcnow
 from models.dispatches import NOTHING_HELD, Dispatch, DispatchStatus, Lease
 from models.files import File, Output
@@ -121,11 +121,27 @@ FOLLOW = Prepared(
             jsonb_build_object('job_id', tenant_job_id, 'attempt', attempts) || {_TRACE}
                 || %(details)s
         FROM dispatch
+    ), timed AS (
+        UPDATE effects SET last_processing_time_seconds = dispatch.duration_seconds
+        FROM dispatch WHERE effects.id = %(effect_id)s AND dispatch.duration_seconds IS NOT NULL
+    ), listening AS MATERIALIZED (
+        SELECT endpoint.id FROM dispatch JOIN webhook_endpoints endpoint USING (tenant_id)
+        WHERE endpoint.is_active AND endpoint.events ? 'job.completed'
+        FOR KEY SHARE OF endpoint
+    ), told AS (
+        INSERT INTO webhook_deliveries (id, endpoint_id, event, event_key, message_id, payload,
+            status, attempts, next_attempt_at, created_at)
+        SELECT gen_random_uuid(), id, 'job.completed', %(event_key)s, %(message_id)s, %(payload)s,
+            'pending', 0, %(now)s, %(now)s
+        FROM listening
+        ON CONFLICT (endpoint_id, event_key) DO NOTHING RETURNING id
     )
-    UPDATE effects SET last_processing_time_seconds = dispatch.duration_seconds
-    FROM dispatch WHERE effects.id = %(effect_id)s AND dispatch.duration_seconds IS NOT NULL
+    SELECT count(*) FROM told
     """,  # noqa: S608 - no words of others
     {
+        "event_key": "text",
+        "message_id": "text",
+        "payload": "jsonb",
         "dispatch_id": "uuid",
         "audit_id": "uuid",
         "effect_id": "uuid",
@@ -273,11 +289,21 @@ def complete(
 
 def follow(
     databases: Databases, dispatch: Dispatch, job: Job, *, actor: str, details: dict[str, Any]
-) -> None:
-    """Central's side of a good end."""
+) -> int:
+    """Central's side of a good end. Returns how many endpoints were told."""
     if job.status != JobStatus.COMPLETED or job.completed_at is None:
         raise ValueError(f"The job {job.id} did not complete.")
+    message = messages.job_ended(
+        job_id=job.id,
+        user_id=dispatch.user_id,
+        status=job.status,
+        error_code=None,
+        at=job.completed_at,
+    )
     values = {
+        "event_key": message.key,
+        "message_id": message.id,
+        "payload": json.dumps(message.payload),
         "dispatch_id": dispatch.id,
         "audit_id": row_id(),
         "effect_id": job.effect_id,
@@ -286,7 +312,8 @@ def follow(
         "details": json.dumps(details),
         "now": job.completed_at,
     }
-    round_trip(databases.engine("central"), FOLLOW, values=values)
+    row = round_trip(databases.engine("central"), FOLLOW, values=values)
+    return int(row[0]) if row else 0
 
 
 def _pool(databases: Databases, tenant_id: UUID) -> Any:

@@ -52,7 +52,9 @@ def job_ended(
     return Message(f"job.{status}", f"job:{job_id}", at, told | {"error_code": error_code})
 
 
-def wallet_low(*, wallet_id: UUID, user_id: UUID, balance: int, below: int, at: datetime) -> Message:
+def wallet_low(
+    *, wallet_id: UUID, user_id: UUID, balance: int, below: int, at: datetime
+) -> Message:
     """A wallet falls below its limit at one moment; after it rose, at another."""
     told = {"wallet_id": str(wallet_id), "user_id": str(user_id)}
     numbers = {"balance": balance, "below": below}

@@ -5,7 +5,6 @@ leads wherever its owner wants: whoever connects asks `permits` about the addres
 connects to.
 """
 
-import random
 import re
 import socket
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from models.settings import BadSetting, Settings
 _VISIBLE = re.compile(r"[!-~]+")
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?\.?")
 _WELL_KNOWN = 1024  # mail and the like lies below; HTTP does not, but for its own two
-_JITTER = 0.1  # receivers that came back are not met by everybody at the same second
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,6 @@ class WebhookRules:
     allows_http: bool
     allowed: tuple[Network, ...]
     pauses: tuple[int, ...]
-    longest_pause: int
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "WebhookRules":
@@ -48,7 +45,6 @@ class WebhookRules:
             allows_http=settings.webhook_http == "on",
             allowed=_networks(settings.webhook_allowed_networks),
             pauses=_pauses(settings.webhook_retry_seconds),
-            longest_pause=settings.webhook_max_pause_seconds,
         )
 
     def target(self, url: str) -> Target:
@@ -87,16 +83,6 @@ class WebhookRules:
         """Whether an address, as a socket calls it, is public or allowed on purpose."""
         found = public_addresses.parse(address)
         return public_addresses.is_public(found) or any(found in one for one in self.allowed)
-
-    def pause(self, failures: int, asked_seconds: float | None) -> float | None:
-        """How long to wait after so many failed tries; None: it was tried often enough.
-
-        A receiver may ask for a longer pause than ours, within reason.
-        """
-        if failures > len(self.pauses):
-            return None
-        ours = self.pauses[failures - 1] * random.uniform(1, 1 + _JITTER)  # noqa: S311
-        return max(ours, min(asked_seconds or 0.0, self.longest_pause))
 
 
 def _wrong(sentence: str) -> InvalidInput:

@@ -181,7 +181,9 @@ def tenants_listening(session: Session, event: Event) -> dict[str, list[UUID]]:
     rows = session.execute(
         select(Tenant.pool, Tenant.id)
         .join(WebhookEndpoint, WebhookEndpoint.tenant_id == Tenant.id)
-        .where(WebhookEndpoint.is_active, cast(WebhookEndpoint.events, String).contains(f'"{event}"'))
+        .where(
+            WebhookEndpoint.is_active, cast(WebhookEndpoint.events, String).contains(f'"{event}"')
+        )
         .distinct()
     )
     for pool, tenant_id in rows:

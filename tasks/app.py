@@ -23,6 +23,8 @@ from tasks import control, schedule
 from tasks.backend import Backend
 from tasks.beat_watch import BeatWatch
 from tasks.schedule import ControlTask
+from tasks.tickets import CALL_COURIER, CONTROL_QUEUE
+from tasks.webhook_courier import courier_of
 
 # Of running as root, as in a container. It is about pickles, and we take none.
 warnings.simplefilter("ignore", SecurityWarning)
@@ -30,7 +32,7 @@ warnings.simplefilter("ignore", SecurityWarning)
 settings = Settings.from_env()
 app = Celery("comfyfleet", broker=settings.redis_url)
 app.conf.update(
-    task_default_queue=schedule.QUEUE,
+    task_default_queue=CONTROL_QUEUE,
     task_serializer="json",
     accept_content=["json"],
     event_serializer="json",
@@ -118,6 +120,12 @@ def _close(**_: Any) -> None:
 def _current_job(_state: Any, **_: Any) -> dict[str, Any]:
     """For GPU workers, who know it too. Without it here `celery inspect` would not send it."""
     return {"job_id": None}
+
+
+@app.task(name=CALL_COURIER)
+def call_courier() -> None:
+    """Something is due now. It is sent by threads of the courier's own: nobody waits here."""
+    courier_of(backend()).call()
 
 
 def _register(task: ControlTask) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from models.object_store import ObjectStore, open_store
 from models.session import Databases
 from models.settings import Settings
+from models.webhook_rules import WebhookRules
 from tasks.later import Later
 from tasks.news import News
 from tasks.tickets import Bell
@@ -45,6 +46,7 @@ class Backend:
     checks: Later  # asks the storage, which may be slow: tickets do not wait behind it
     bell: Bell
     news: News
+    webhook_rules: WebhookRules
     offers: BriefMemory  # effects as read a moment ago (submission.py)
     workflows: BriefMemory  # likewise (uploads.py)
     workers: BriefMemory  # workers by their tokens (webapp/auth.py)
@@ -66,6 +68,7 @@ class Backend:
             checks=Later(),
             bell=Bell(settings.redis_url, later),
             news=News(settings.redis_url, later),
+            webhook_rules=WebhookRules.from_settings(settings),
             offers=BriefMemory(settings.catalog_seconds),
             workflows=BriefMemory(settings.catalog_seconds),
             workers=BriefMemory(settings.catalog_seconds),

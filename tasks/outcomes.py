@@ -15,7 +15,18 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from models import audit, dead_letters, dispatches, effects, hot_worker, jobs, logs
+from models import (
+    audit,
+    dead_letters,
+    deliveries,
+    dispatches,
+    effects,
+    hot_worker,
+    jobs,
+    logs,
+    messages,
+)
+from models.base import utcnow
 from models.dispatches import Dispatch, DispatchStatus, Lease
 from models.files import Output
 from models.fleets import Fleet
@@ -51,7 +62,8 @@ def complete(
             backend.databases, dispatch, outputs=outputs, provider_job_id=provider_job_id
         )
         if job is not None:
-            hot_worker.follow(backend.databases, dispatch, job, actor=actor, details=details)
+            told = hot_worker.follow(backend.databases, dispatch, job, actor=actor, details=details)
+            _send_soon(backend, told)
             backend.news.tell(job.id)
             return job
     with backend.databases.tenant(dispatch.tenant_id) as session:
@@ -59,7 +71,8 @@ def complete(
             session, dispatch.tenant_job_id, outputs=outputs, provider_job_id=provider_job_id
         )
     with backend.databases.central() as session:
-        _follow(session, dispatch.id, job, actor=actor, **details)
+        told = _follow(session, dispatch.id, job, actor=actor, **details)
+    _send_soon(backend, told)
     backend.news.tell(job.id)
     return job
 
@@ -80,7 +93,8 @@ def fail(
     with backend.databases.tenant(dispatch.tenant_id) as session:
         job = jobs.fail(session, dispatch.tenant_job_id, code=code, message=message)
     with backend.databases.central() as session:
-        _follow(session, dispatch.id, job, error=error, trace=trace, actor=actor, **details)
+        told = _follow(session, dispatch.id, job, error=error, trace=trace, actor=actor, **details)
+    _send_soon(backend, told)
     backend.news.tell(job.id)
     logger.warning("Job %s failed: %s.", job.id, job.error_code or job.status)
     return job
@@ -208,20 +222,36 @@ def end_without_job(backend: Backend, dispatch_id: UUID, *, error: str) -> None:
     with backend.databases.central() as session:
         was_open = dispatches.locked(session, dispatch_id).status in dispatches.OPEN
         dispatch = dispatches.fail(session, dispatch_id, error=error)
-        if was_open:
-            note(session, "job.fail", dispatch, actor=SYSTEM, code="not_runnable", error=error)
+        if not was_open:
+            return
+        note(session, "job.fail", dispatch, actor=SYSTEM, code="not_runnable", error=error)
+        message = messages.job_ended(
+            job_id=dispatch.tenant_job_id,
+            user_id=dispatch.user_id,
+            status=JobStatus.FAILED,
+            error_code="not_runnable",
+            at=dispatch.updated_at,
+        )
+        told = deliveries.tell(session, dispatch.tenant_id, message)
+    _send_soon(backend, told)
 
 
 def settle(
     backend: Backend, job: Job, *, error: str | None = None, actor: str = SYSTEM
 ) -> Dispatch | None:
-    """Make a dispatch follow its job, if the job has ended."""
+    """Make a dispatch follow its job, if the job has ended. One without a dispatch is told too."""
     if job.status not in jobs.ENDED:
         return None
     with backend.databases.central() as session:
         dispatch = dispatches.find_by_job(session, job.tenant_id, job.id)
         if dispatch is not None:
-            _follow(session, dispatch.id, job, error=error, actor=actor)
+            told = _follow(session, dispatch.id, job, error=error, actor=actor)
+        else:
+            told = _tell(session, job) if job.untold_since else 0
+    if job.untold_since:
+        with backend.databases.tenant(job.tenant_id) as session:
+            jobs.note_told(session, job.id)
+    _send_soon(backend, told)
     backend.news.tell(job.id)
     return dispatch
 
@@ -246,7 +276,8 @@ def _follow(
     error: str | None = None,
     trace: str | None = None,
     **details: Any,
-) -> None:
+) -> int:
+    """Returns how many endpoints were told of it, in the same transaction."""
     was_open = dispatches.locked(session, dispatch_id).status in dispatches.OPEN
     match job.status:
         case JobStatus.COMPLETED:
@@ -262,9 +293,27 @@ def _follow(
             details = {"code": job.error_code, "error": told} | details
         case _:
             raise ValueError(f"The job {job.id} is {job.status}: it has not ended.")
-    if was_open:
-        note(session, _EVENTS[JobStatus(job.status)], dispatch, actor=actor, **details)
-        dead_letters.keep(session, dispatch, code=job.error_code, error=error, trace=trace)
+    if not was_open:
+        return 0
+    note(session, _EVENTS[JobStatus(job.status)], dispatch, actor=actor, **details)
+    dead_letters.keep(session, dispatch, code=job.error_code, error=error, trace=trace)
+    return _tell(session, job, user_id=dispatch.user_id)
+
+
+def _tell(session: Session, job: Job, *, user_id: UUID | None = None) -> int:
+    message = messages.job_ended(
+        job_id=job.id,
+        user_id=user_id or job.user_id,
+        status=job.status,
+        error_code=job.error_code,
+        at=job.completed_at or utcnow(),
+    )
+    return deliveries.tell(session, job.tenant_id, message)
+
+
+def _send_soon(backend: Backend, told: int) -> None:
+    if told:
+        backend.bell.call_courier()
 
 
 def note_lost_lease(session: Session, dispatch: Dispatch, *, attempt: int) -> None:

@@ -2,6 +2,7 @@
 
 submitting jobs        their dispatch is created (again), and they are queued
 submitting for long    failed and refunded
+ends without dispatch  told to whoever listens, as those with one are
 locked out workers     hold nothing: their leases run out at once
 expired leases         queued again, or failed and refunded when that was the last try
 stranded jobs          their workflow moved while they were held: they move after it
@@ -40,6 +41,7 @@ GRACE_SECONDS = 10  # a submit that is under way right now is left to finish
 class Reconciled:
     healed: int = 0
     orphans_refunded: int = 0
+    settled: int = 0
     locked_out: int = 0
     leases_taken_back: int = 0
     given_up: int = 0
@@ -51,6 +53,7 @@ def run_once(backend: Backend, *, now: datetime | None = None) -> Reconciled:
     now = now or utcnow()
     return Reconciled(
         orphans_refunded=guarded("orphans", partial(refund_orphans, backend, now=now)),
+        settled=guarded("untold ends", partial(settle_untold, backend, now=now)),
         healed=guarded("submitting jobs", partial(heal_submitting, backend, now=now)),
         locked_out=guarded("locked out workers", partial(disown_locked_out, backend, now=now)),
         leases_taken_back=guarded("expired leases", partial(take_back_leases, backend, now=now)),
@@ -82,6 +85,22 @@ def _refund(backend: Backend, orphan: Job) -> bool:
     if ensure_dispatch(backend, orphan):
         return False  # a last try worked
     return outcomes.not_started(backend, orphan.tenant_id, orphan.id)
+
+
+def settle_untold(backend: Backend, *, now: datetime) -> int:
+    """Jobs that ended while they were `submitting`: no dispatch may lead anybody to them."""
+    before = now - timedelta(seconds=GRACE_SECONDS)
+
+    def settle(job: Job) -> bool:
+        outcomes.settle(backend, job)
+        return True
+
+    def in_pool(pool: str) -> int:
+        with backend.databases.pool(pool) as session:
+            found = jobs.untold(session, before=before, limit=BATCH)
+        return each(found, settle)
+
+    return in_every_pool(backend, in_pool)
 
 
 def _each_submitting(backend: Backend, before: datetime, step: Callable[[Job], bool]) -> int:

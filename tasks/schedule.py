@@ -8,10 +8,10 @@ from typing import Any
 from celery.schedules import crontab
 
 from models.settings import Settings
-from tasks import metrics, reconcile, sweepers
+from tasks import metrics, reconcile, sweepers, wallet_watch, webhook_courier
 from tasks.backend import Backend
+from tasks.tickets import CONTROL_QUEUE
 
-QUEUE = "control"
 LATE_SECONDS = 60  # what a run may be late by, beside another period, before somebody should look
 
 
@@ -40,6 +40,10 @@ def control_tasks(settings: Settings) -> list[ControlTask]:
         ControlTask("reconcile", settings.reconcile_seconds, reconcile.run_once),
         # Each minute has its figures: what scales fleets looks at minutes.
         ControlTask("publish_metrics", 60, metrics.run_once, is_on_the_minute=True),
+        # Bounds how late a retry is, and how late the first try is if the call for it got lost.
+        ControlTask("deliver_webhooks", settings.webhook_poll_seconds, webhook_courier.run_once),
+        # Nobody minds being told a minute later.
+        ControlTask("watch_wallets", settings.wallet_low_seconds, wallet_watch.run_once),
         # Nobody waits for what this removes.
         ControlTask("sweep", 300, sweepers.run_once),
     ]
@@ -51,7 +55,7 @@ def table(settings: Settings) -> dict[str, dict[str, Any]]:
         task.name: {
             "task": task.celery_name,
             "schedule": crontab() if task.is_on_the_minute else task.seconds,
-            "options": {"queue": QUEUE, "expires": max(task.seconds, 10)},
+            "options": {"queue": CONTROL_QUEUE, "expires": max(task.seconds, 10)},
         }
         for task in control_tasks(settings)
     }

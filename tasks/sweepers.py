@@ -1,5 +1,5 @@
-"""Remove what nobody will come back for: unfinished uploads, deleted files, and jobs that no
-fleet runs any more (failed and refunded).
+"""Remove what nobody will come back for: unfinished uploads, deleted files, old deliveries, and jobs
+that no fleet runs any more (failed and refunded).
 
 Each step and each pool fails alone (steps.py).
 """
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
-from models import files, object_paths, stranded
+from models import deliveries, files, object_paths, stranded
 from models.base import utcnow
 from models.dispatches import Dispatch
 from models.files import File, FileStatus
 from tasks import outcomes
 from tasks.backend import Backend
-from tasks.steps import each, guarded, in_every_pool
+from tasks.steps import each, guarded, in_every_pool, is_time_up
 
 BATCH = 1000
 
@@ -24,6 +24,7 @@ class Swept:
     uploads_given_up: int = 0
     objects_deleted: int = 0
     unserved_refunded: int = 0
+    deliveries_forgotten: int = 0
 
 
 def run_once(backend: Backend, *, now: datetime | None = None) -> Swept:
@@ -38,6 +39,9 @@ def run_once(backend: Backend, *, now: datetime | None = None) -> Swept:
         "the quarantine", partial(_clear_quarantine, backend, before=before)
     )
     guarded("unfinished objects", partial(backend.store.sweep_unfinished, before))
+    swept.deliveries_forgotten = guarded(
+        "old deliveries", partial(_forget_deliveries, backend, now=now)
+    )
     return swept
 
 
@@ -59,6 +63,17 @@ def _refund_unserved(backend: Backend, dispatch: Dispatch) -> bool:
 def _give_up_uploads(backend: Backend, pool: str, *, before: datetime) -> int:
     with backend.databases.pool(pool) as session:
         return len(files.give_up_unfinished(session, before=before, limit=BATCH))
+
+
+def _forget_deliveries(backend: Backend, *, now: datetime) -> int:
+    before = now - timedelta(days=backend.settings.webhook_keep_days)
+    total = 0
+    while True:  # in batches, so that no lock is held for long
+        with backend.databases.central() as session:
+            forgotten = deliveries.forget_old(session, before=before, limit=BATCH)
+        total += forgotten
+        if forgotten < BATCH or is_time_up():
+            return total
 
 
 def _clear_quarantine(backend: Backend, *, before: datetime) -> int:

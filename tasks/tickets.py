@@ -28,6 +28,8 @@ from tasks.later import Later
 logger = logging.getLogger(__name__)
 
 TASK = "gpu_worker.run"
+CONTROL_QUEUE = "control"
+CALL_COURIER = "tasks.call_courier"
 _PATIENCE_SECONDS = 0.3
 _REST_SECONDS = 2.0  # after a failure, before the broker is tried again
 
@@ -58,14 +60,28 @@ class Bell:
         """Something has changed that this worker should ask about now. A hint, like a ticket."""
         self._later.add(self._nudge, f"gpu@{fleet_slug}.{worker_id}")
 
+    def call_courier(self) -> None:
+        """A webhook is due now. A hint, like a ticket: it would be found a little later."""
+        self._later.add(self._call, CALL_COURIER)
+
+    def _call(self, tasks: list[str]) -> None:
+        if time.monotonic() < self._silent_until:
+            return
+        try:
+            for task in set(tasks):
+                self._app().send_task(task, queue=CONTROL_QUEUE, expires=60, retry=False)
+        except (RedisError, OperationalError, OSError) as error:
+            self._silent_until = time.monotonic() + _REST_SECONDS
+            logger.warning("The courier was not called: the broker is away (%s).", error)
+
     def _nudge(self, nodes: list[str]) -> None:
         try:
-            self._control().broadcast("nudge", destination=sorted(set(nodes)))
+            self._app().control.broadcast("nudge", destination=sorted(set(nodes)))
         except (RedisError, OperationalError, OSError) as error:
             logger.warning("Workers were not nudged: the broker is away (%s).", error)
 
-    def _control(self) -> Any:
-        """Celery's remote control, with the patience of a web process."""
+    def _app(self) -> Celery:
+        """Celery with the patience of a web process."""
         if self._celery is None:
             self._celery = Celery("comfyfleet", broker=self._redis_url, set_as_current=False)
             self._celery.conf.update(
@@ -81,7 +97,7 @@ class Bell:
             )
             if self._redis_url.startswith("rediss:"):  # Kombu alone would trust anybody
                 self._celery.conf.broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
-        return self._celery.control
+        return self._celery
 
     def _send(self, tickets: list[Ticket]) -> None:
         if time.monotonic() < self._silent_until:

@@ -21,6 +21,7 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from threading import Event, Timer
+from typing import Any
 
 from models.base import utcnow
 from models.delivery_claims import Claim, Tried
@@ -130,7 +131,7 @@ def dial(target: Target, rules: WebhookRules, patience: Patience) -> socket.sock
     raise failure
 
 
-def require_permitted(address: tuple[str | int, ...], rules: WebhookRules) -> None:
+def require_permitted(address: tuple[Any, ...], rules: WebhookRules) -> None:
     if not rules.permits(str(address[0])):
         raise NotPublic(f"{address[0]} is no public address.")
 
