@@ -62,6 +62,8 @@ class WebhookRules:
             raise _wrong("Begin with https:// and a name.")
         if parts.scheme == "http" and not self.allows_http:
             raise _wrong("Only https://: what is sent should stay between the two of us.")
+        if "[" in parts.netloc and ":" not in parts.hostname:
+            raise _wrong("This is no address.")
         if "@" in parts.netloc or "#" in url:
             raise _wrong("Without user, password and fragment.")
         return self._checked(parts, parts.hostname, port)

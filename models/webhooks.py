@@ -18,6 +18,7 @@ from sqlalchemy import (
     String,
     UniqueConstraint,
     cast,
+    delete,
     func,
     select,
     text,
@@ -93,6 +94,11 @@ class WebhookDelivery(CentralBase):
     log: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
     created_at: Mapped[datetime] = mapped_column(default=utcnow)
     delivered_at: Mapped[datetime | None]
+
+    @property
+    def due_at(self) -> datetime | None:
+        """While it is being sent: when somebody else may."""
+        return self.next_attempt_at if self.status == DeliveryStatus.PENDING else None
 
 
 def create(
@@ -212,3 +218,7 @@ def note_success(session: Session, endpoint_id: UUID) -> None:
 def disable(endpoint: WebhookEndpoint, reason: str) -> None:
     """Going on is of no use. Its owner may switch it on again."""
     endpoint.is_active, endpoint.disabled_reason = False, reason
+
+
+def remove(session: Session, endpoint_id: UUID) -> None:
+    session.execute(delete(WebhookEndpoint).where(WebhookEndpoint.id == endpoint_id))

@@ -19,6 +19,12 @@ HOST = "127.0.0.1"
 FLEET = "gpu-default"  # of the demo catalog
 MOST_UNDER_THE_LIMIT = 5  # GPU workers for which the usual limit of registrations will do
 
+#: Whoever tries webhooks here has the receiver on this machine too. Nobody else can call the API.
+LOOPBACK_RECEIVERS = {
+    "COMFYFLEET_WEBHOOK_HTTP": "on",
+    "COMFYFLEET_WEBHOOK_ALLOWED_NETWORKS": "127.0.0.0/8 ::1/128",
+}
+
 #: What of our own environment a GPU worker must not inherit.
 KEPT_FROM_WORKERS = {f"COMFYFLEET_{option.name.upper()}" for option in fields(Settings)} | {
     "AWS_ACCESS_KEY_ID",
@@ -152,6 +158,7 @@ class Stack:
         }
         return (
             {"COMFYFLEET_RATE_LIMITS": rate_limits(wishes.gpu_workers)}
+            | LOOPBACK_RECEIVERS
             | inherited
             | {
                 "COMFYFLEET_CENTRAL_URL": wishes.database_url or f"sqlite:///{folder}/central.db",

@@ -28,6 +28,7 @@ from webapp.api import (
     uploads,
     videos,
     wallet,
+    webhook_endpoints,
     worker,
 )
 from webapp.live import Live
@@ -71,6 +72,7 @@ def create_app(settings: Settings | None = None) -> Flask:
         videos.blueprint,
         ai_jobs.blueprint,
         wallet.blueprint,
+        webhook_endpoints.blueprint,
         admin.blueprint,
         admin_workflows.blueprint,
         admin_effects.blueprint,
