@@ -20,7 +20,7 @@ from uuid import UUID
 
 from sqlalchemy import select
 
-from models import dispatches, enlisted, job_batches, lanes, lost_leases, stranded, traces
+from models import dispatches, enlisted, job_batches, jobs, lanes, lost_leases, stranded, traces
 from models.base import utcnow
 from models.fleets import Fleet
 from models.jobs import Job, JobStatus

@@ -1,5 +1,5 @@
-"""Remove what nobody will come back for: unfinished uploads, deleted files, old deliveries, and jobs
-that no fleet runs any more (failed and refunded).
+"""Remove what nobody will come back for: unfinished uploads, deleted files, old deliveries, and
+jobs that no fleet runs any more (failed and refunded).
 
 Each step and each pool fails alone (steps.py).
 """

@@ -16,19 +16,25 @@ from models.files import File
 from models.jobs import Job, JobOutput
 from models.ledger import Transaction, Wallet
 from models.videos import Video
+from models.webhooks import WebhookDelivery
 from models.workers import Worker, WorkerWorkflow
 from tasks import catalog
 from tasks.backend import Backend
 from tests.fixtures import Person, make_person
+from tests.tasks import receivers
 
 Story = Callable[[Backend, Person], None]
 
 TENANT = (Job, JobOutput, Transaction, Wallet, File, Video)
-CENTRAL = (Dispatch, AuditLog, Effect, Worker, WorkerWorkflow)
+CENTRAL = (Dispatch, AuditLog, Effect, Worker, WorkerWorkflow, WebhookDelivery)
 #: A sequence goes on counting between tests, and secrets are new every time.
 APART = {"seq", "token_hash", "provider_transaction_id", "idempotency_key", "fingerprint"}
 
-AN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+AN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|msg_[0-9a-f]{32}")
+A_TIME = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]+Z")
+
+#: Who listens: two hear of a job that completed, two of any other end.
+LISTENING = (["job.completed"], ["job.failed", "job.cancelled"], None)
 
 
 def rows(backend: Backend) -> dict[str, list[dict[str, Any]]]:
@@ -58,7 +64,7 @@ def alike(name: str, value: Any) -> Any:
     if isinstance(value, UUID | datetime):
         return type(value).__name__
     if isinstance(value, str):
-        return AN_ID.sub("ID", value)
+        return A_TIME.sub("TIME", AN_ID.sub("ID", value))
     if isinstance(value, float) and name.endswith("_seconds"):
         return value >= 0
     return value
@@ -68,9 +74,14 @@ def assert_both_write_the_same(postgres: Backend, sqlite: Backend, story: Story)
     written = []
     for backend in (postgres, sqlite):
         catalog.seed_demo(backend)
-        story(backend, make_person(backend, tokens=100))
+        ada = make_person(backend, tokens=100)
+        for events in LISTENING:
+            receivers.endpoint(backend, ada, "https://hooks.example.com/", events)
+        story(backend, ada)
         written.append(rows(backend))
     hot, plain = written
     assert hot["ai_jobs"]
+    ended = [job for job in hot["ai_jobs"] if job["completed_at"]]
+    assert len(hot["webhook_deliveries"]) == 2 * len(ended)
     for table in hot:
         assert hot[table] == plain[table], table

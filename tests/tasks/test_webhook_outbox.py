@@ -15,6 +15,7 @@ from models import deliveries, jobs, messages, webhooks
 from models.base import utcnow
 from models.fleets import WorkflowFleet
 from models.jobs import Job
+from models.messages import Message
 from models.webhooks import WebhookDelivery, WebhookEndpoint
 from tasks import catalog, money, outcomes, reconcile, reports, submission
 from tasks.backend import Backend
@@ -129,6 +130,7 @@ def test_every_end_is_told_once(
     [row] = deliveries_of(demo)
     assert (row.status, row.attempts, row.event) == ("pending", 0, f"job.{event}")
     assert row.payload["type"] == row.event
+    assert row.message_id == Message(row.event, row.event_key, utcnow(), {}).id
     assert row.payload["timestamp"].endswith("Z")
     assert row.payload["data"] == {
         "job_id": str(job.id),

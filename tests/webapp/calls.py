@@ -174,6 +174,14 @@ def has_video(caller: Caller, kind: str = "image") -> UUID:
         return videos.create(session, user_id=user_id, file=file, title="My cat").id
 
 
+def has_endpoint(caller: Caller) -> dict[str, str]:
+    """A webhook endpoint, and a delivery to it, by their names in addresses."""
+    new = {"url": "https://hooks.example.com/", "events": ["wallet.low"]}
+    endpoint_id = answered(caller.post("/api/webhook-endpoints", json=new), 201)["id"]
+    sent = answered(caller.post(f"/api/webhook-endpoints/{endpoint_id}/test"), 201)
+    return {"endpoint_id": endpoint_id, "delivery_id": sent["id"]}
+
+
 def order(caller: Caller, effect: str = "colour-card", **given: Any) -> TestResponse:
     body = {"effect_id": effect, "idempotency_key": uuid4().hex} | given
     return caller.post("/api/ai-jobs", json=body)

@@ -30,6 +30,7 @@ from tests.webapp.calls import (
     completed,
     downloaded,
     every_row,
+    has_endpoint,
     has_file,
     has_video,
     leased,
@@ -59,9 +60,17 @@ OWN = {
     "GET /api/wallet",
     "POST /api/auth/logout",
     "POST /api/videos/uploads",
+    "POST /api/webhook-endpoints",
 }
 #: Show rows of the caller.
-LISTS = {"GET /api/ai-jobs", "GET /api/videos", "GET /api/wallet/transactions"}
+LISTS = {
+    "GET /api/ai-jobs",
+    "GET /api/videos",
+    "GET /api/wallet/transactions",
+    "GET /api/webhook-endpoints",
+}
+#: Belong to a tenant and not to one of its users: a colleague is no stranger there.
+SHARED = "/api/webhook-endpoints"
 #: For workers: a user's token opens none of them, whatever the body names.
 WORKER = {
     f"POST /api/worker/{name}"
@@ -127,6 +136,7 @@ def belongings(owner: Caller) -> Belongings:
         "video_id": str(video_id),
         "job_id": running["id"],
         "user_id": str(who.user_id),
+        **has_endpoint(owner),
     }
     keys = [f"tenants/{who.tenant_id}/files/{file_id}.png"]
     assert owner.backend.store.head(keys[0])
@@ -196,7 +206,7 @@ class Walk:
         return self.wrong
 
     def one(self, name: str, method: str, rule: Rule) -> None:
-        if name in PUBLIC | OWN:
+        if name in PUBLIC | OWN or (self.is_colleague and rule.rule.startswith(SHARED)):
             return
         if name in LISTS:
             self.check_list(name, rule)
@@ -210,6 +220,10 @@ class Walk:
             self.check_ids(name, method, rule, 404)
         else:
             self.wrong[name] = "This route is in no list. Who may reach what by it?"
+
+    @property
+    def is_colleague(self) -> bool:
+        return str(self.caller.person.tenant_id) in self.owned.words
 
     def bodies(self, name: str) -> list[Json]:
         return bodies(self.owned).get(name, [])

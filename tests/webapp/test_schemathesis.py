@@ -37,6 +37,7 @@ from tests.webapp.calls import (
     announce,
     answered,
     completed,
+    has_endpoint,
     has_file,
     has_video,
     leased,
@@ -92,7 +93,10 @@ def house(
 
 def belongings(app: Flask, *people: Person) -> dict[str, list[Any]]:
     """Values that lead somewhere, by the name of the field they fit into."""
-    names = ("file_id", "video_id", "job_id", "user_id", "any_id", "letter_id")
+    names = (
+        *("file_id", "video_id", "job_id", "user_id", "any_id", "letter_id"),
+        *("endpoint_id", "delivery_id"),
+    )
     ids: dict[str, list[Any]] = {name: [] for name in names}
     for person in people:
         owner = Caller(app, person)
@@ -105,9 +109,12 @@ def belongings(app: Flask, *people: Person) -> dict[str, list[Any]]:
         letter_id, dispatch_id = given_up(app, owner)
         ids["letter_id"].append(letter_id)
         ids["any_id"] += [done, dispatch_id, ordered(owner)["id"]]
+        for _ in range(3):
+            for name, value in has_endpoint(owner).items():
+                ids[name].append(value)
     ids["id_or_slug"] = ids["effect_id"] = ["image-blur", "colour-card", "thumbnail"]
     ids["original_file_id"] = ids["file_id"]
-    return ids | {"inputs": [{}]}
+    return ids | {"inputs": [{}], "url": ["https://hooks.example.com/"]}
 
 
 def given_up(app: Flask, owner: Caller) -> tuple[str, str]:
@@ -142,6 +149,7 @@ ADMIN_TAGS = [
 ]
 TAGS = [
     *("auth", "me", "effects", "uploads", "videos", "ai-jobs", "wallet", "worker"),
+    "webhook-endpoints",
     *ADMIN_TAGS,
 ]
 
