@@ -1,6 +1,7 @@
 """One POST: where it leads, what it says, and that no receiver can do us harm."""
 
 import http.client
+import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -77,6 +78,23 @@ def test_while_a_secret_is_changed_both_sign(hook: Receiver) -> None:
     [got] = hook.received
     assert len(got.headers["webhook-signature"].split()) == 2
     assert got.verified(SECRET) == got.verified(OTHER_SECRET) == PAYLOAD
+
+
+def test_the_ten_lines_of_the_page_for_receivers_do_it(hook: Receiver) -> None:
+    page = (Path(__file__).parents[2] / "docs/webhooks.md").read_text()
+    [code] = [
+        one for one in re.findall(r"```python\n(.*?)```", page, re.S) if "def verified" in one
+    ]
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - our own page
+    verified = names["verified"]
+    send(hook.url, OTHER_SECRET, SECRET)
+    [got] = hook.received
+    assert verified(got.body, got.headers, SECRET) == PAYLOAD
+    with pytest.raises(ValueError, match="Not from"):
+        verified(got.body + b" ", got.headers, SECRET)
+    with pytest.raises(ValueError, match="Too old"):
+        verified(got.body, got.headers | {"webhook-timestamp": "1"}, SECRET)
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
