@@ -73,7 +73,7 @@ class EndpointWithSecretSchema(EndpointSchema):
     secret = fields.String(required=True, metadata={"description": "Shown only here."})
 
 
-class TrySchema(Schema):
+class DeliveryTrySchema(Schema):
     at = fields.String(required=True)
     status = fields.Integer(required=True, allow_none=True)
     milliseconds = fields.Integer(required=True)
@@ -93,7 +93,7 @@ class DeliverySchema(Schema):
     next_attempt_at = Time(required=True, allow_none=True, attribute="due_at")
     response_status = fields.Integer(required=True, allow_none=True)
     error = fields.String(required=True, allow_none=True, attribute="last_error")
-    log = fields.List(fields.Nested(TrySchema), required=True)
+    log = fields.List(fields.Nested(DeliveryTrySchema), required=True)
     created_at = Time(required=True)
     delivered_at = Time(required=True, allow_none=True)
 
