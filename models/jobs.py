@@ -55,7 +55,7 @@ ENDED = (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
 
 SUBMISSION_TIMEOUT = "submission_timeout"  # nobody could dispatch it in time
 
-_IS_ACTIVE = text("status IN ('submitting', 'queued', 'processing')")
+IS_ACTIVE = text("status IN ('submitting', 'queued', 'processing')")
 _HAS_VIDEO = text("video_id IS NOT NULL")
 _IS_SUBMITTING = text("status = 'submitting'")
 _IS_UNTOLD = text("untold_since IS NOT NULL")
@@ -74,7 +74,7 @@ class Job(TenantBase):
         UniqueConstraint("tenant_id", "user_id", "idempotency_key"),
         Index("ix_ai_jobs_user_id_created_at_id", "user_id", "created_at", "id"),
         Index("ix_ai_jobs_completed_at", "completed_at"),
-        Index("ix_ai_jobs_active", "user_id", postgresql_where=_IS_ACTIVE, sqlite_where=_IS_ACTIVE),
+        Index("ix_ai_jobs_active", "user_id", postgresql_where=IS_ACTIVE, sqlite_where=IS_ACTIVE),
         Index(
             "ix_ai_jobs_submitting",
             "created_at",

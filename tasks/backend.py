@@ -55,6 +55,7 @@ class Backend:
     heads: BriefMemory  # who waits first (queue_view.py)
     ladders: BriefMemory  # where those behind them stand (queue_view.py)
     resting: BriefMemory  # pools that did not answer (steps.py)
+    walks: BriefMemory  # how far long walks have come (steps.py)
     before_close: list[Callable[[], None]] = field(default_factory=list)
 
     @classmethod
@@ -77,6 +78,7 @@ class Backend:
             heads=BriefMemory(min(settings.catalog_seconds, 1)),
             ladders=BriefMemory(60),
             resting=BriefMemory(30),
+            walks=BriefMemory(86_400),
         )
 
     def forget_catalog(self) -> None:

@@ -217,6 +217,14 @@ def not_started(
     return job.status == JobStatus.FAILED
 
 
+def end(backend: Backend, dispatch_id: UUID, job: Job | None) -> bool:
+    """Of a dispatch whose job has ended, or is not there."""
+    if job is None:
+        end_without_job(backend, dispatch_id, error="Its job is not there any more.")
+        return True
+    return settle(backend, job) is not None
+
+
 def end_without_job(backend: Backend, dispatch_id: UUID, *, error: str) -> None:
     """The job's row is gone, by hand or with a restored backup: nobody shall be sent to it."""
     with backend.databases.central() as session:

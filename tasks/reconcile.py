@@ -150,7 +150,11 @@ def _take_back(backend: Backend, pool: str, lost: list[LostLease], now: datetime
     with backend.databases.pool(pool) as session:
         told = job_batches.back_to_queue(session, by_job)
         others = job_batches.not_active(session, by_job)
-    done = each(others, lambda job_id: _end(backend, by_job[job_id].dispatch_id, others[job_id]))
+
+    def end(job_id: UUID) -> bool:
+        return outcomes.end(backend, by_job[job_id].dispatch_id, others[job_id])
+
+    done = each(others, end)
     waiting = {lease.dispatch_id: lease for lease in lost if lease.job_id not in others}
     with backend.databases.central() as session:
         taken = lost_leases.expire(session, waiting, now=now)
@@ -165,14 +169,6 @@ def _take_back(backend: Backend, pool: str, lost: list[LostLease], now: datetime
     if told - {dispatch.tenant_job_id for dispatch in taken}:
         _note_at_work(backend, pool, waiting)
     return done + len(taken)
-
-
-def _end(backend: Backend, dispatch_id: UUID, job: Job | None) -> bool:
-    if job is None:
-        outcomes.end_without_job(backend, dispatch_id, error="Its job is not there any more.")
-    else:
-        outcomes.settle(backend, job)
-    return True
 
 
 def _note_at_work(backend: Backend, pool: str, waiting: Collection[UUID]) -> None:

@@ -3,6 +3,7 @@
     each           items, one after the other: a bad one stops nobody, what is away stops the rest
     in_every_pool  pools, one after the other: one that is away holds up no other
     guarded        a step: what it could not do is left to the next run
+    walk           everything there is, page by page, over as many runs as it takes
 
 In a run of a control task (`under_way`) each step has its time: then the rest is left to the
 next run, so that a long list, or something slow, does not keep the other steps waiting. A pool
@@ -11,7 +12,7 @@ that did not answer is left alone for a while, or every step would wait for it a
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -33,8 +34,15 @@ class HasTenant(Protocol):
     def tenant_id(self) -> UUID: ...
 
 
-Owned = TypeVar("Owned", bound=HasTenant)
+class HasUser(Protocol):
+    @property
+    def user_id(self) -> UUID: ...
 
+
+Owned = TypeVar("Owned", bound=HasTenant)
+OfUser = TypeVar("OfUser", bound=HasUser)
+
+MOST_WALKED = 50_000  # rows that a run looks at, a few seconds' worth
 MOST_TROUBLE = 20  # that is kept of a run; the log has all of it
 
 
@@ -107,8 +115,8 @@ def in_pool(backend: Backend, pool: str, step: Callable[[str], int]) -> int:
 
 def guarded(what: str, step: Callable[[], int]) -> int:
     """How much a step did; nothing if something it needs is away. The others go on."""
-    if run := _current.get():
-        run.until = time.monotonic() + run.step_seconds
+    run = _current.get() or Run(0)
+    outer, run.until = run.until, time.monotonic() + run.step_seconds
     try:
         return step()
     except Exception as error:
@@ -118,6 +126,26 @@ def guarded(what: str, step: Callable[[], int]) -> int:
         else:
             logger.exception("Could not carry on with %s; the next run tries again.", what)
         return 0
+    finally:
+        run.until = outer
+
+
+def walk(
+    backend: Backend,
+    name: str,
+    read: Callable[[UUID | None], Sequence[OfUser]],
+    look: Callable[[Sequence[OfUser]], int],
+) -> int:
+    """Look at page after page, at `MOST_WALKED` rows at most: the next run begins behind them."""
+    done, walked = 0, 0
+    while page := read(backend.walks.get(name)):
+        if is_time_up() or walked >= MOST_WALKED:
+            return done
+        done += look(page)
+        walked += len(page)
+        backend.walks.put(name, page[-1].user_id)
+    backend.walks.forget(name)
+    return done
 
 
 def is_time_up() -> bool:

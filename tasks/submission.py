@@ -199,19 +199,26 @@ def _earlier_job(backend: Backend, request: Request) -> Job | None:
 
 
 def ensure_dispatch(backend: Backend, job: Job) -> bool:
-    """Carry on where a submit stopped. False if no fleet serves the job any more.
+    """Carry on where a submit stopped. False if no fleet serves the job any more."""
+    if job.status != JobStatus.SUBMITTING:
+        return True
+    if not give_dispatch(backend, job):
+        return False
+    _mark_queued([(backend, job)])
+    return True
+
+
+def give_dispatch(backend: Backend, job: Job) -> bool:
+    """A dispatch, if the job has none. False if no fleet serves it any more.
 
     The fleet is that of the job's workflow: its effect may use another one by now.
     """
-    if job.status != JobStatus.SUBMITTING:
-        return True
     with backend.databases.central(read_only=True) as session:
         fleet = fleets.serving(session, workflow_id=job.workflow_id, stage=backend.settings.stage)
         if fleet is None and dispatches.find_by_job(session, job.tenant_id, job.id) is None:
             return False
     if fleet is not None:
         _dispatch(backend, job, fleet)
-    _mark_queued([(backend, job)])
     return True
 
 

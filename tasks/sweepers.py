@@ -1,5 +1,6 @@
-"""Remove what nobody will come back for: unfinished uploads, deleted files, old deliveries, and
-jobs that no fleet runs any more (failed and refunded).
+"""Remove what nobody will come back for: unfinished uploads, deleted files, old deliveries, jobs
+that no fleet runs any more (failed and refunded), jobs and dispatches without each other
+(orphans.py).
 
 Each step and each pool fails alone (steps.py).
 """
@@ -12,9 +13,9 @@ from models import deliveries, files, object_paths, stranded
 from models.base import utcnow
 from models.dispatches import Dispatch
 from models.files import File, FileStatus
-from tasks import outcomes
+from tasks import orphans, outcomes
 from tasks.backend import Backend
-from tasks.steps import each, guarded, in_every_pool, is_time_up
+from tasks.steps import each, each_by_pool, guarded, in_every_pool, is_time_up
 
 BATCH = 1000
 
@@ -25,6 +26,8 @@ class Swept:
     objects_deleted: int = 0
     unserved_refunded: int = 0
     deliveries_forgotten: int = 0
+    jobs_mended: int = 0
+    dispatches_mended: int = 0
 
 
 def run_once(backend: Backend, *, now: datetime | None = None) -> Swept:
@@ -32,6 +35,8 @@ def run_once(backend: Backend, *, now: datetime | None = None) -> Swept:
     before = now - timedelta(seconds=backend.settings.upload_timeout_seconds)
     swept = Swept(
         unserved_refunded=guarded("unserved jobs", partial(refund_unserved, backend, now=now)),
+        jobs_mended=orphans.mend_jobs(backend),
+        dispatches_mended=guarded("dispatches", partial(orphans.mend_dispatches, backend)),
         uploads_given_up=in_every_pool(backend, partial(_give_up_uploads, backend, before=before)),
         objects_deleted=in_every_pool(backend, partial(purge_deleted, backend)),
     )
@@ -52,7 +57,7 @@ def refund_unserved(backend: Backend, *, now: datetime) -> int:
         waiting = stranded.unserved(
             session, stage=backend.settings.stage, before=before, limit=BATCH
         )
-    return each(waiting, lambda dispatch: _refund_unserved(backend, dispatch))
+    return each_by_pool(backend, waiting, partial(_refund_unserved, backend))
 
 
 def _refund_unserved(backend: Backend, dispatch: Dispatch) -> bool:
