@@ -95,6 +95,9 @@ class Settings:
     worker_gone_seconds: int = setting(
         180, "A worker not heard of for this long has left: its id and its place are free."
     )
+    worker_forgotten_seconds: int = setting(
+        7200, "A worker not heard of for this long is removed; what it held is for others."
+    )
     check_instances: str = setting(
         "off",
         "`on`: a worker called like an EC2 instance must be in its fleet's Auto Scaling Group.",

@@ -8,7 +8,7 @@ from typing import Any
 from celery.schedules import crontab
 
 from models.settings import Settings
-from tasks import metrics, reconcile, sweepers, wallet_watch, webhook_courier
+from tasks import cleanup, metrics, reconcile, sweepers, wallet_watch, webhook_courier
 from tasks.backend import Backend
 from tasks.tickets import CONTROL_QUEUE
 
@@ -46,6 +46,8 @@ def control_tasks(settings: Settings) -> list[ControlTask]:
         ControlTask("watch_wallets", settings.wallet_low_seconds, wallet_watch.run_once),
         # Nobody waits for what this removes.
         ControlTask("sweep", 300, sweepers.run_once),
+        # Nobody waits for this either: a place in the fleet is free long before.
+        ControlTask("cleanup_workers", 900, cleanup.run_once),
     ]
 
 
