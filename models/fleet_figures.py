@@ -14,8 +14,8 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Select, TextClause, case, func, select
 from sqlalchemy.orm import Session
 
+from models import dead_letters
 from models.audit import AuditLog
-from models.dead_letters import DeadLetter, DeadLetterStatus
 from models.dispatches import BACKING_OFF, HAS_ENDED, LEASED, READY, Dispatch, DispatchStatus
 from models.fleets import Fleet
 from models.workers import Worker
@@ -68,7 +68,7 @@ def of_stage(session: Session, *, stage: str, now: datetime) -> list[FleetFigure
     durations = _by_fleet(session, _median_durations(stage, now))
     expired = _by_fleet(session, _noted(now, AuditLog.event == "job.lease_expired"))
     interrupted = _by_fleet(session, _noted(now, AuditLog.event == "job.requeue", _due_to_spot()))
-    letters = _by_fleet(session, _open_letters())
+    letters = dead_letters.open_by_fleet(session)
     return [
         FleetFigures(
             slug=row.slug,
@@ -84,7 +84,7 @@ def of_stage(session: Session, *, stage: str, now: datetime) -> list[FleetFigure
             failed=_second(ended, row.id),
             lease_expired_count=_first(expired, row.id),
             spot_interruption_count=_first(interrupted, row.id),
-            dead_letters_open=_first(letters, row.id),
+            dead_letters_open=letters.get(row.id, 0),
         )
         for row in queues
     ]
@@ -191,15 +191,6 @@ def _noted(now: datetime, *events: ColumnElement[bool]) -> Select[Any]:
 def _due_to_spot() -> ColumnElement[bool]:
     """By the word of the worker that gave it back."""
     return func.lower(AuditLog.details["reason"].as_string()).like("%spot%")
-
-
-def _open_letters() -> Select[Any]:
-    return (
-        select(Dispatch.fleet_id, func.count())
-        .join(DeadLetter, DeadLetter.dispatch_id == Dispatch.id)
-        .where(DeadLetter.status == DeadLetterStatus.OPEN)
-        .group_by(Dispatch.fleet_id)
-    )
 
 
 def _by_fleet(session: Session, query: Select[Any]) -> dict[UUID, tuple[Any, ...]]:

@@ -22,6 +22,7 @@ from sqlalchemy import (
     CheckConstraint,
     ForeignKey,
     Index,
+    Select,
     UniqueConstraint,
     select,
     text,
@@ -125,6 +126,12 @@ def lock_wallet(session: Session, *, user_id: UUID) -> Wallet:
 
 def balance(session: Session, *, user_id: UUID) -> int:
     return session.scalar(select(Wallet.balance).where(Wallet.user_id == user_id)) or 0
+
+
+def movements(user_id: UUID) -> Select[tuple[Transaction]]:
+    """Of a user's tokens, the newest first."""
+    newest = (Transaction.created_at.desc(), Transaction.id.desc())
+    return select(Transaction).where(Transaction.user_id == user_id).order_by(*newest)
 
 
 def credit(

@@ -12,14 +12,18 @@ from importlib import metadata
 import click
 
 from scripts import (
+    cli_audit,
     cli_control,
     cli_database,
+    cli_dead_letters,
     cli_demo,
     cli_doctor,
     cli_drill,
     cli_fleets,
     cli_gpu_worker,
+    cli_jobs,
     cli_money,
+    cli_queue,
     cli_serve,
     cli_up,
 )
@@ -45,6 +49,10 @@ main.add_command(cli_database.database)
 main.add_command(cli_database.seed)
 main.add_command(cli_money.ledger)
 main.add_command(cli_money.wallet)
+main.add_command(cli_queue.queue)
+main.add_command(cli_jobs.jobs)
+main.add_command(cli_dead_letters.dead_letters)
+main.add_command(cli_audit.audit)
 main.add_command(cli_serve.serve)
 main.add_command(cli_control.control)
 main.add_command(cli_up.up)

@@ -1,6 +1,7 @@
 """`comfyfleet ledger …` and `comfyfleet wallet …`."""
 
 import sys
+from contextlib import closing
 from typing import Any
 from uuid import uuid4
 
@@ -93,4 +94,41 @@ def credit(
         as_json,
         {"user_id": user.id, "amount": entry.amount, "transaction_id": entry.id, "new": is_new},
         f"{done} {entry.amount} tokens for {email} ({entry.provider_transaction_id}).",
+    )
+
+
+@wallet.command("show")
+@click.argument("email")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
+@with_json
+@clear_errors
+def show_wallet(email: str, limit: int, as_json: bool) -> None:
+    """Show the wallet of the user with this EMAIL, and what moved in it, the newest first."""
+    from models import ledger, users
+    from models.errors import NotFound
+    from scripts.table import table
+    from tasks import money
+    from webapp.api.admin import BookedSchema
+
+    with closing(open_backend(pools_may_be_away=True)) as backend:
+        with backend.databases.central(read_only=True) as session:
+            user = users.find_by_email(session, email)
+        if user is None:
+            raise NotFound(f"Nobody is registered as {email}.")
+        _, balance, reserved = money.wallet_of(backend, user.id)
+        with backend.databases.tenant(user.tenant_id) as session:
+            moved = session.scalars(ledger.movements(user.id).limit(limit)).all()
+    held = {"user_id": user.id, "email": user.email, "balance": balance, "reserved": reserved}
+    rows = [
+        [one.created_at, one.type, one.amount, one.job_id or one.provider_transaction_id, one.note]
+        for one in moved
+    ]
+    show(
+        as_json,
+        held | {"transactions": BookedSchema(many=True).dump(moved)},
+        [
+            f"{user.email} can spend {balance} tokens; {reserved} are reserved.",
+            "",
+            table(["at (UTC)", "type", "amount", "job or payment", "note"], rows),
+        ],
     )

@@ -7,7 +7,7 @@ row; repeating the call, which is what a person does, moves nothing and writes t
 from uuid import UUID
 
 from models import audit, jobs, ledger, users
-from models.errors import AlreadyRefunded, InvalidInput, NotFound
+from models.errors import DATABASE_AWAY, AlreadyRefunded, InvalidInput, NotFound
 from models.jobs import Job
 from models.ledger import Transaction
 from models.users import User
@@ -92,8 +92,12 @@ def _audit_refund(
 
 def find_job(backend: Backend, job_id: UUID) -> Job:
     """A job of any tenant, by its id alone: for operators."""
+    away: Exception | None = None
     for pool in backend.databases.pools:
-        with backend.databases.pool(pool) as session:
-            if job := session.get(Job, job_id):
-                return job
-    raise NotFound("There is no such job.")
+        try:
+            with backend.databases.pool(pool) as session:
+                if job := session.get(Job, job_id):
+                    return job
+        except DATABASE_AWAY as error:  # it may be in another one
+            away = error
+    raise away or NotFound("There is no such job.")

@@ -18,9 +18,9 @@ def iso(time: datetime | None) -> str | None:
     return time.astimezone(UTC).isoformat().replace("+00:00", "Z") if time else None
 
 
-def brief(text: str | None) -> str | None:
+def brief(text: str | None, longest: int = BRIEF) -> str | None:
     """The beginning of what may be long, for lists."""
-    return text if text is None or len(text) <= BRIEF else text[: BRIEF - 1] + "…"
+    return text if text is None or len(text) <= longest else text[: longest - 1] + "…"
 
 
 class Time(fields.DateTime):
