@@ -58,13 +58,14 @@ def redis(stack: Stack) -> Part:
     )
 
 
-def web(stack: Stack) -> Part:
+def web(stack: Stack, *, workers: int = 1) -> Part:
+    """One worker process is enough for one person's machine: fast to start and to stop."""
     return Part(
         name="web",
         command=gunicorn_command(
             host=HOST,
             port=stack.ports.web,
-            workers=1,  # one person's machine: fast to start and to stop
+            workers=workers,
             threads=16,
             graceful_seconds=2,
         ),
