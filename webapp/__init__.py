@@ -18,6 +18,7 @@ from webapp.api import (
     admin_dead_letters,
     admin_dispatches,
     admin_effects,
+    admin_events,
     admin_fleets,
     admin_workers,
     admin_workflows,
@@ -49,7 +50,9 @@ def create_app(settings: Settings | None = None) -> Flask:
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.url_map.strict_slashes = False
     app.extensions["comfyfleet"] = backend
-    app.extensions["comfyfleet.live"] = Live(app, job_shape=ai_jobs.shape)
+    app.extensions["comfyfleet.live"] = Live(
+        app, job_shape=ai_jobs.shape, overview=admin_events.event
+    )
     backend.before_close.append(app.extensions["comfyfleet.live"].close)
     app.extensions["comfyfleet.rate_limits"] = RateLimits.from_settings(settings)
     if hops := settings.trusted_proxies:
@@ -81,6 +84,7 @@ def create_app(settings: Settings | None = None) -> Flask:
         admin_dispatches.blueprint,
         admin_dead_letters.blueprint,
         admin_audit.blueprint,
+        admin_events.blueprint,
         worker.blueprint,
     ):
         api.register_blueprint(blueprint)

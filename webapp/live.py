@@ -48,9 +48,7 @@ Shape = Callable[[Job, queue_view.Place | None], dict[str, Any]]
 
 
 class Live:
-    def __init__(
-        self, app: Flask, *, job_shape: Shape, overview: Callable[[], Event] | None = None
-    ) -> None:
+    def __init__(self, app: Flask, *, job_shape: Shape, overview: Callable[[], Event]) -> None:
         backend: Backend = app.extensions["comfyfleet"]
         self._app, self._backend = app, backend
         self._job_shape, self._overview = job_shape, overview
@@ -146,7 +144,7 @@ class Live:
         try:
             with self._app.app_context():
                 self._look_at_jobs([topic for topic in topics if isinstance(topic, JobTopic)])
-                if Overview() in topics and self._overview is not None:
+                if Overview() in topics:
                     self._overview_at = time.monotonic() + OVERVIEW_SECONDS
                     event = self._overview()
                     if self.streams.is_behind(Overview(), event.id):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -16,6 +17,7 @@ import requests
 from redis import Redis
 
 from models import dispatches, jobs, lanes
+from models.users import Role
 from scripts.cli_serve import gunicorn_command
 from scripts.server_process import free_port
 from tasks import catalog, outcomes, submission
@@ -278,3 +280,34 @@ def test_somebody_elses_job_is_not_found(demo: Backend, serve: Serve) -> None:
     answer = requests.get(stream_of(address, order(demo, ada)), headers=eve.headers, timeout=10)
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
     assert requests.get(stream_of(address, order(demo, ada)), timeout=10).status_code == 401
+
+
+def test_operators_see_everything_live(demo: Backend, serve: Serve) -> None:
+    address, ada = serve(), make_person(demo, tokens=100)
+    admin = make_person(demo, role=Role.ADMIN)
+    url = f"{address}/api/admin/events"
+    with watching(url, admin.headers) as events:
+        first = next(events)
+        assert (first.name, first.data["running"]) == ("overview", [])
+        job_id = order(demo, ada)
+        told = until_told(events, lambda data: data["fleets"][0]["waiting"] == 1)
+        lease(demo, job_id, ada)
+        told = until_told(events, lambda data: data["running"])
+        [running] = told.data["running"]
+        assert (running["job_id"], running["status"]) == (str(job_id), "leased")
+        outcomes.cancel(demo, ada.tenant_id, job_id)
+        told = until_told(events, lambda data: not data["running"])
+        assert told.data["latest"][0]["event"] == "job.cancel"
+    resumed = admin.headers | {"Last-Event-ID": told.id}
+    with watching(url, resumed) as events:
+        order(demo, ada, "another")
+        assert until_told(events, lambda data: data["fleets"][0]["waiting"] == 1).id != told.id
+    refused = requests.get(url, headers=ada.headers, timeout=10)
+    assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+
+
+def until_told(events: Iterator[Told], holds: Callable[[dict[str, Any]], object]) -> Told:
+    for _ in range(20):
+        if holds((told := next(events)).data):
+            return told
+    raise AssertionError(told)
