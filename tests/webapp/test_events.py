@@ -71,7 +71,7 @@ def serve(demo: Backend, tmp_path: Path) -> Iterator[Serve]:
 def stop(address: str) -> None:
     process = _running.pop(address)
     process.send_signal(signal.SIGTERM)
-    process.wait(10)
+    process.wait(60)
 
 
 def order(backend: Backend, who: Person, key: str = "k") -> UUID:
