@@ -13,6 +13,7 @@ from flask.testing import FlaskClient
 from models import errors, jobs
 from models.dead_letters import DeadLetterReason
 from models.errors import Refusal, every_refusal
+from tasks import orphans
 from tests.webapp.calls import Json, answered
 from webapp import problems
 
@@ -219,6 +220,7 @@ def test_every_reason_of_a_failed_job_is_documented() -> None:
     given = set(re.findall(r'\bcode="(\w+)"', code)) | {
         "cancelled",
         jobs.SUBMISSION_TIMEOUT,
+        orphans.LOST,
         *DeadLetterReason,
     }
     assert given == told
