@@ -13,7 +13,7 @@ import celery.apps.worker
 from celery import Celery, bootsteps, signals
 from celery.worker.control import control_command, inspect_command
 
-from gpu_worker import job, logs
+from gpu_worker import job, logs, spans
 from gpu_worker.backend import Refused, Unreachable
 from gpu_worker.door import Door
 from gpu_worker.insistence import Insistence
@@ -91,7 +91,8 @@ class Tickets:
             lease = self._poll(traceparent if not ran else "")
             if lease is None:
                 break
-            with logs.about(**lease.ids):
+            work = spans.span("job", within=lease.trace, job_id=lease.job_id)
+            with logs.about(**lease.ids), work:
                 ran.append(f"{lease.job_id} {job.run(self._tools, lease)}")
         return ran
 

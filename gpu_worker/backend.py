@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_worker import spans
 from gpu_worker.lease import Lease, readable_trace
 from gpu_worker.wire import Answer, HTTPException, Wire
 
@@ -130,8 +131,11 @@ class Backend:
         self._answer(self._send("deregister", {}, self._authorization()))
 
     def _post(self, name: str, body: dict[str, Any], traceparent: str = "") -> dict[str, Any]:
+        with spans.span(f"POST /api/worker/{name}", within=traceparent, is_call=True):
+            return self._post_within(name, body, spans.traceparent() or readable_trace(traceparent))
+
+    def _post_within(self, name: str, body: dict[str, Any], traceparent: str) -> dict[str, Any]:
         shown, body = self.token, _tellable(body)
-        traceparent = readable_trace(traceparent)
         trace = {"traceparent": traceparent} if traceparent else {}
         try:
             return self._answer(self._send(name, body, self._authorization() | trace))

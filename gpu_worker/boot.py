@@ -14,7 +14,7 @@ from typing import Any
 from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 
 from gpu_worker import app as celery_app
-from gpu_worker import identity, logs
+from gpu_worker import identity, logs, spans, tracing
 from gpu_worker.assets import AssetCache
 from gpu_worker.backend import Backend, LeaseLost, Membership, Refused, Unreachable
 from gpu_worker.door import DRAINING, REFUSED, STOPPING, Door
@@ -104,6 +104,7 @@ class Boot:
         joined = _until(self.backend.register, "the webapp")
         queue = str(joined["queue"])
         logger.info("%s has joined the fleet %s.", self.settings.worker_id, queue)
+        tracing.begin()
         app = celery_app.make_app(self.settings.redis_url, queue)
         door = Door(queue)
         tools = self._tools(door, idle_seconds=float(joined["heartbeat_seconds"]))
@@ -114,6 +115,7 @@ class Boot:
         self._watch_instance()
         code = celery_app.start(app, queue=queue, worker_id=self.settings.worker_id)
         self.stopping.leave()
+        spans.end()
         return code
 
     def _tools(self, door: Door, *, idle_seconds: float) -> Tools:

@@ -11,11 +11,10 @@ a ComfyUI that does not end must not cost the job a try. Its folder is removed i
 import logging
 import tempfile
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from gpu_worker.lease_keeper import CANCELLED, STOPPING, Held, LeaseKeeper
 from gpu_worker.patience import Patience
 from gpu_worker.provider import Asset, JobFailed, Provider, Stopped, Unwell, Work
 from gpu_worker.scale_in import ScaleInProtection
+from gpu_worker.timings import Timings
 from gpu_worker.uploads import Uploads
 
 logger = logging.getLogger(__name__)
@@ -52,21 +52,6 @@ class Tools:
     on_unwell: Callable[[Unwell], None]
     report_seconds: float = REPORT_SECONDS
     stopped_seconds: float = STOPPED_SECONDS
-
-
-@dataclass
-class Timings:
-    """How long each step took."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def of(self, step: str) -> Iterator[None]:
-        begin = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[f"{step}_seconds"] = round(time.monotonic() - begin, 4)
 
 
 def run(tools: Tools, lease: Lease) -> str:

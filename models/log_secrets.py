@@ -14,7 +14,7 @@ _REVEALING = (
     r"[\w-]{0,40}(?:secrets?|secret[\w-]{0,10}[_-]key|password|passwd|signature|credential|token"
     r"|api[_-]?key|authorization)"
 )
-_NAMED = re.compile(_REVEALING, re.IGNORECASE)
+_NAMED = re.compile(rf"(?:[\w-]+\.)*{_REVEALING}", re.IGNORECASE)
 _SECRET = re.compile(
     # The query of an address: that is where signatures are.
     r"(?P<query>(?<=[\w/%.~-])\?[\w.~%+-]+=[^\s\"'<>\\)\]}]*)"

@@ -5,10 +5,12 @@ a pooler that hands one connection to many clients in turn (docs/operations.md).
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Engine
+
+from models import spans
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 
@@ -43,6 +45,14 @@ def round_trip(engine: Engine, *statements: Prepared, values: Mapping[str, Any])
 
     In autocommit, PostgreSQL runs what arrives together as one transaction.
     """
+    names = "+".join(statement.name for statement in statements)
+    with spans.span(names, is_call=True, **{"db.system": "postgresql"}):
+        return _round_trip(engine, statements, values)
+
+
+def _round_trip(
+    engine: Engine, statements: Sequence[Prepared], values: Mapping[str, Any]
+) -> Any | None:
     connection = engine.raw_connection()
     driver: Any = connection.driver_connection
     try:

@@ -25,6 +25,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from models import database_spans
 from models.base import TenantBase
 from models.errors import NotFound
 from models.settings import Settings
@@ -110,9 +111,11 @@ class Databases:
         if name not in self._engines:
             with self._making:  # one engine per database, however many threads ask first
                 if name not in self._engines:
-                    self._engines[name] = make_engine(
+                    engine = make_engine(
                         self._urls[name], connections=self._settings.database_connections
                     )
+                    database_spans.watch(engine)
+                    self._engines[name] = engine
         return self._engines[name]
 
     def forget_connections(self) -> None:

@@ -16,10 +16,10 @@ from celery import Celery, signals
 from celery.exceptions import SecurityWarning
 from celery.worker.control import inspect_command
 
-from models import impatience, logs, migrate, traces
+from models import impatience, logs, migrate, spans, traces
 from models.log_secrets import keep_secret
 from models.settings import Settings
-from tasks import control, schedule
+from tasks import control, schedule, tracing
 from tasks.backend import Backend
 from tasks.beat_watch import BeatWatch
 from tasks.schedule import ControlTask
@@ -57,6 +57,7 @@ if settings.redis_url.startswith("rediss:"):
     app.conf.broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
 
 
+tracing.install()
 _opening = threading.Lock()
 
 
@@ -84,6 +85,7 @@ def _start_logs(**_: Any) -> None:
     keep_secret(*settings.secrets)
     # What it prints when it is told to stop.
     celery.apps.worker.safe_say = logs.say_at_once  # type: ignore[attr-defined]
+    spans.say_obstacle()
 
 
 @signals.task_prerun.connect

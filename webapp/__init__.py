@@ -10,7 +10,7 @@ from models import logs, migrate, traces
 from models.errors import NotFound
 from models.settings import BadSetting, Settings
 from tasks.backend import Backend
-from webapp import cors, openapi, problems, storage
+from webapp import cors, openapi, problems, storage, tracing
 from webapp.access_log import KNOWN
 from webapp.api import (
     admin,
@@ -60,6 +60,7 @@ def create_app(settings: Settings | None = None) -> Flask:
             app.wsgi_app, x_for=hops, x_proto=hops, x_host=hops
         )
 
+    tracing.install(app)
     problems.install(app)
     app.before_request(name_request)
     app.before_request(refuse_unstorable_address)

@@ -3,13 +3,19 @@
 import resource
 from typing import Any
 
+from models import spans
 from webapp.access_log import Logger
 
 logger_class = Logger
 
 
+def on_starting(_server: Any) -> None:
+    spans.say_obstacle()
+
+
 def post_fork(_server: Any, _worker: Any) -> None:
-    """Each event stream is an open file: as many as the machine grants, not the usual 1024."""
+    spans.begin("comfyfleet-web")
+    # Each event stream is an open file: as many as the machine grants, not the usual 1024.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -19,3 +25,4 @@ def worker_exit(_server: Any, _worker: Any) -> None:
     from webapp.wsgi import app
 
     app.extensions["comfyfleet"].close()
+    spans.end()

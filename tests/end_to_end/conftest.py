@@ -38,6 +38,14 @@ def one_worker(house: House) -> Iterator[House]:
 
 
 @pytest.fixture
+def told_more(one_worker: House) -> Iterator[House]:
+    """What is put into `told` counts for programs that start from there on, in this test."""
+    yield one_worker
+    one_worker.told.clear()
+    one_worker.restart_ours()
+
+
+@pytest.fixture
 def two_workers(house: House) -> Iterator[House]:
     yield from in_order(house, workers=2)
 

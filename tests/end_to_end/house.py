@@ -53,6 +53,7 @@ SHORT = {
 
 class House:
     def __init__(self, folder: Path, *, database_url: str, pool_url: str) -> None:
+        self.told: dict[str, str] = {}  # more for the environment of what starts from here on
         state = StateFolder(folder)
         wishes = Wishes(port=0, gpu_workers=WORKERS, database_url=database_url, pool_url=pool_url)
         ports: Ports = choose_ports(wishes)
@@ -79,7 +80,7 @@ class House:
     def _part(self, make: Callable[[], Part]) -> RunningPart:
         def in_short() -> Part:
             part = make()
-            return replace(part, environment={**part.environment, **SHORT})
+            return replace(part, environment={**part.environment, **SHORT, **self.told})
 
         self.stack.state.logs.mkdir(parents=True, exist_ok=True)
         return RunningPart(in_short, self.stack.state.logs)
@@ -129,6 +130,12 @@ class House:
                 part.start(wait=False)
             for part in started:
                 part.await_answer()
+
+    def restart_ours(self) -> None:
+        """The programs that are ours, but for those that are not needed now."""
+        for part in (self.web, self.control, *self.workers):
+            if part.is_running or part is not self.workers[-1]:
+                part.restart()
 
     def close(self) -> None:
         for tier in reversed(self.tiers):

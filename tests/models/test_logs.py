@@ -59,7 +59,7 @@ def lines_of(program: str) -> list[dict[str, Any]]:
     return [json.loads(text) for text in run(program).stderr.splitlines()]
 
 
-@pytest.mark.parametrize("name", ["logs.py", "log_secrets.py"])
+@pytest.mark.parametrize("name", ["logs.py", "log_secrets.py", "spans.py"])
 def test_the_gpu_worker_has_the_same_file(name: str) -> None:
     assert (ROOT / "gpu_worker" / name).read_text() == (ROOT / "models" / name).read_text()
 
