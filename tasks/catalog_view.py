@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import select
@@ -11,7 +12,7 @@ from models import fleets, payload, workers
 from models.effects import Effect
 from models.errors import InvalidInput
 from models.fleets import Fleet
-from models.workflows import Workflow
+from models.workflows import Workflow, WorkflowVersion
 from tasks.backend import Backend
 from tasks.submission import properties_of
 from tasks.worker_list import gone_before
@@ -22,6 +23,18 @@ class ShownEffect:
     effect: Effect
     problem: str | None  # why nobody can order it
 
+    def told(self) -> dict[str, Any]:
+        """As API and command line tell it; likewise the others."""
+        effect = self.effect
+        return offered(effect) | {
+            "workflow": effect.workflow.slug,
+            "overrides": effect.overrides,
+            "provider": effect.provider,
+            "is_active": effect.is_active,
+            "problem": self.problem,
+            "created_at": effect.created_at,
+        }
+
 
 @dataclass(frozen=True)
 class ShownWorkflow:
@@ -29,12 +42,74 @@ class ShownWorkflow:
     fleet: str | None  # that runs it in this stage
     effects: list[ShownEffect] = field(default_factory=list)
 
+    def told(self) -> dict[str, Any]:
+        workflow = self.workflow
+        return {
+            "id": workflow.id,
+            "slug": workflow.slug,
+            "name": workflow.name,
+            "kind": workflow.kind,
+            "version": workflow.version,
+            "content_hash": workflow.content_hash,
+            "output_node_id": workflow.output_node_id,
+            "properties": workflow.properties,
+            "is_active": workflow.is_active,
+            "fleet": self.fleet,
+            "effects": [one.effect.slug for one in self.effects],
+            "problems": {one.effect.slug: one.problem for one in self.effects if one.problem},
+            "created_at": workflow.created_at,
+            "updated_at": workflow.updated_at,
+        }
+
 
 @dataclass(frozen=True)
 class ShownFleet:
     fleet: Fleet
     workflows: list[str]
     workers_present: int
+
+    def told(self) -> dict[str, Any]:
+        fleet = self.fleet
+        return {
+            "id": fleet.id,
+            "slug": fleet.slug,
+            "stage": fleet.stage,
+            "name": fleet.name,
+            "max_workers": fleet.max_workers,
+            "bundle": fleet.bundle,
+            "is_active": fleet.is_active,
+            "workflows": self.workflows,
+            "workers_present": self.workers_present,
+            "created_at": fleet.created_at,
+        }
+
+
+def offered(effect: Effect) -> dict[str, Any]:
+    """An effect as users see it."""
+    known = properties_of(effect.workflow)
+    return {
+        "id": effect.id,
+        "slug": effect.slug,
+        "name": effect.name,
+        "description": effect.description,
+        "kind": effect.workflow.kind,
+        "credits_cost": effect.credits_cost,
+        "inputs": payload.public_inputs(known, effect.overrides),
+        "needs_media": payload.primary_media(known, effect.overrides) is not None,
+        "estimated_seconds": effect.last_processing_time_seconds,
+    }
+
+
+def version_told(workflow: Workflow, version: WorkflowVersion) -> dict[str, Any]:
+    return {
+        "version": version.version,
+        "content_hash": version.content_hash,
+        "output_node_id": version.output_node_id,
+        "properties": version.properties,
+        "is_in_use": version.version == workflow.version,
+        "created_by": version.created_by,
+        "created_at": version.created_at,
+    }
 
 
 def effects_shown(backend: Backend, session: Session, found: Sequence[Effect]) -> list[ShownEffect]:

@@ -7,16 +7,15 @@ from marshmallow import Schema, fields, validate
 from models import effects
 from models.effects import PRICE_MAX_TOKENS, Effect, Provider
 from tasks import catalog
-from tasks.catalog_view import ShownEffect, effects_shown
+from tasks.catalog_view import effects_shown
 from webapp.api.admin import actor
 from webapp.api.admin_workflows import NAME, SLUG
 from webapp.api.effects import EffectSchema
-from webapp.api.effects import shape as public_shape
 from webapp.auth import let_admins_in
 from webapp.context import backend
 from webapp.openapi import ApiBlueprint
 from webapp.pages import PageQuery, page, page_of
-from webapp.shapes import iso
+from webapp.shapes import Time
 
 blueprint = let_admins_in(
     ApiBlueprint("admin-effects", __name__, url_prefix="/api/admin/effects", description=__doc__)
@@ -62,25 +61,13 @@ class WholeEffectSchema(EffectSchema):
         allow_none=True,
         metadata={"description": "Why nobody can order it in this stage."},
     )
-    created_at = fields.String(required=True)
-
-
-def shape(shown: ShownEffect) -> dict[str, Any]:
-    effect = shown.effect
-    return public_shape(effect) | {
-        "workflow": effect.workflow.slug,
-        "overrides": effect.overrides,
-        "provider": effect.provider,
-        "is_active": effect.is_active,
-        "problem": shown.problem,
-        "created_at": iso(effect.created_at),
-    }
+    created_at = Time(required=True)
 
 
 def _shape(effect: Effect) -> dict[str, Any]:
     with backend().databases.central(read_only=True) as session:
         [shown] = effects_shown(backend(), session, [effect])
-    return shape(shown)
+    return shown.told()
 
 
 @blueprint.post("")
@@ -106,7 +93,7 @@ def list_effects(query: dict[str, Any]) -> dict[str, Any]:
             **query,
         )
         shown = effects_shown(backend(), session, found)
-    return {"items": [shape(one) for one in shown], "next_cursor": cursor}
+    return {"items": [one.told() for one in shown], "next_cursor": cursor}
 
 
 @blueprint.get("/<string:slug>")

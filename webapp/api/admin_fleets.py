@@ -7,14 +7,14 @@ from marshmallow import Schema, fields, validate
 from models import fleets
 from models.fleets import MAX_WORKERS_LIMIT, STAGE_MAX_LENGTH, Fleet
 from tasks import fleet_setup
-from tasks.catalog_view import ShownFleet, fleets_shown
+from tasks.catalog_view import fleets_shown
 from webapp.api.admin import actor
 from webapp.api.admin_workflows import NAME, SLUG
 from webapp.auth import let_admins_in
 from webapp.context import backend
 from webapp.openapi import ApiBlueprint
 from webapp.pages import PageQuery, page, page_of
-from webapp.shapes import iso
+from webapp.shapes import Time
 
 blueprint = let_admins_in(
     ApiBlueprint("admin-fleets", __name__, url_prefix="/api/admin/fleets", description=__doc__)
@@ -85,29 +85,13 @@ class FleetSchema(Schema):
     is_active = fields.Boolean(required=True)
     workflows = fields.List(fields.String(), required=True)
     workers_present = fields.Integer(required=True)
-    created_at = fields.String(required=True)
-
-
-def shape(shown: ShownFleet) -> dict[str, Any]:
-    fleet = shown.fleet
-    return {
-        "id": fleet.id,
-        "slug": fleet.slug,
-        "stage": fleet.stage,
-        "name": fleet.name,
-        "max_workers": fleet.max_workers,
-        "bundle": fleet.bundle,
-        "is_active": fleet.is_active,
-        "workflows": shown.workflows,
-        "workers_present": shown.workers_present,
-        "created_at": iso(fleet.created_at),
-    }
+    created_at = Time(required=True)
 
 
 def _shape(fleet: Fleet) -> dict[str, Any]:
     with backend().databases.central(read_only=True) as session:
         [shown] = fleets_shown(backend(), session, [fleet])
-    return shape(shown)
+    return shown.told()
 
 
 @blueprint.post("")
@@ -134,7 +118,7 @@ def list_fleets(query: dict[str, Any]) -> dict[str, Any]:
             **query,
         )
         shown = fleets_shown(backend(), session, found)
-    return {"items": [shape(one) for one in shown], "next_cursor": cursor}
+    return {"items": [one.told() for one in shown], "next_cursor": cursor}
 
 
 @blueprint.patch("/<string:slug>")

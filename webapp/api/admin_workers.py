@@ -8,14 +8,14 @@ from models import enlisted, slugs
 from models.effects import Provider
 from models.workers import Worker
 from tasks import worker_orders
-from tasks.worker_list import ShownWorker, workers_shown
+from tasks.worker_list import workers_shown
 from webapp.api.admin import actor
 from webapp.api.admin_fleets import FleetsQuery
 from webapp.auth import let_admins_in
 from webapp.context import backend
 from webapp.openapi import ApiBlueprint
 from webapp.pages import page, page_of
-from webapp.shapes import iso
+from webapp.shapes import Time
 
 blueprint = let_admins_in(
     ApiBlueprint("admin-workers", __name__, url_prefix="/api/admin/workers", description=__doc__)
@@ -36,8 +36,8 @@ class HeldSchema(Schema):
     attempt = fields.Integer(required=True)
     progress = fields.Float(required=True)
     current_node = fields.String(required=True, allow_none=True)
-    leased_at = fields.String(required=True, allow_none=True)
-    lease_expires_at = fields.String(required=True, allow_none=True)
+    leased_at = Time(required=True, allow_none=True)
+    lease_expires_at = Time(required=True, allow_none=True)
 
 
 class WorkerSchema(Schema):
@@ -55,49 +55,18 @@ class WorkerSchema(Schema):
     holds = fields.List(
         fields.Nested(HeldSchema), required=True, metadata={"description": "What it works on."}
     )
-    last_seen_at = fields.String(required=True)
-    registered_at = fields.String(required=True)
+    last_seen_at = Time(required=True)
+    registered_at = Time(required=True)
 
 
 class WorkerTokenSchema(WorkerSchema):
     token = fields.String(required=True, metadata={"description": "Shown once. 64 characters."})
 
 
-def shape(shown: ShownWorker) -> dict[str, Any]:
-    worker = shown.worker
-    return {
-        "id": worker.id,
-        "worker_id": worker.worker_id,
-        "fleet": shown.fleet.slug,
-        "stage": shown.fleet.stage,
-        "status": "present" if shown.is_present else "gone",
-        "is_approved": worker.is_approved,
-        "is_draining": worker.is_draining,
-        "providers": worker.providers,
-        "capabilities": worker.capabilities,
-        "max_concurrency": worker.max_concurrency,
-        "current_load": worker.current_load,
-        "holds": [
-            {
-                "dispatch_id": dispatch.id,
-                "job_id": dispatch.tenant_job_id,
-                "attempt": dispatch.attempts,
-                "progress": dispatch.progress,
-                "current_node": dispatch.current_node,
-                "leased_at": iso(dispatch.leased_at),
-                "lease_expires_at": iso(dispatch.lease_expires_at),
-            }
-            for dispatch in shown.holds
-        ],
-        "last_seen_at": iso(worker.last_seen_at),
-        "registered_at": iso(worker.created_at),
-    }
-
-
 def _shape(worker: Worker) -> dict[str, Any]:
     with backend().databases.central(read_only=True) as session:
         [shown] = workers_shown(backend(), session, [worker])
-    return shape(shown)
+    return shown.told()
 
 
 @blueprint.get("")
@@ -115,7 +84,7 @@ def list_workers(query: dict[str, Any]) -> dict[str, Any]:
             **query,
         )
         shown = workers_shown(backend(), session, found)
-    return {"items": [shape(one) for one in shown], "next_cursor": cursor}
+    return {"items": [one.told() for one in shown], "next_cursor": cursor}
 
 
 @blueprint.post("/<string:worker>/approve")

@@ -7,13 +7,13 @@ from marshmallow import Schema, fields, validate
 from models import graphs, properties, slugs, workflows
 from models.workflows import Kind, Workflow, WorkflowVersion
 from tasks import workflow_uploads
-from tasks.catalog_view import ShownWorkflow, workflows_shown
+from tasks.catalog_view import version_told, workflows_shown
 from webapp.api.admin import actor
 from webapp.auth import let_admins_in
 from webapp.context import backend
 from webapp.openapi import ApiBlueprint
 from webapp.pages import PageQuery, page, page_of
-from webapp.shapes import iso
+from webapp.shapes import Time
 
 blueprint = let_admins_in(
     ApiBlueprint(
@@ -107,8 +107,8 @@ class WorkflowSchema(Schema):
         required=True,
         metadata={"description": "Why effects of it can't be ordered, by their slugs."},
     )
-    created_at = fields.String(required=True)
-    updated_at = fields.String(required=True)
+    created_at = Time(required=True)
+    updated_at = Time(required=True)
 
 
 class WorkflowVersionSchema(Schema):
@@ -118,7 +118,7 @@ class WorkflowVersionSchema(Schema):
     properties = fields.List(fields.Dict(), required=True)
     is_in_use = fields.Boolean(required=True)
     created_by = fields.String(required=True, allow_none=True)
-    created_at = fields.String(required=True)
+    created_at = Time(required=True)
 
 
 class WholeWorkflowSchema(WorkflowSchema):
@@ -126,42 +126,10 @@ class WholeWorkflowSchema(WorkflowSchema):
     graph = fields.Dict(required=True, metadata={"description": "Of the version shown."})
 
 
-def shape(shown: ShownWorkflow) -> dict[str, Any]:
-    workflow = shown.workflow
-    return {
-        "id": workflow.id,
-        "slug": workflow.slug,
-        "name": workflow.name,
-        "kind": workflow.kind,
-        "version": workflow.version,
-        "content_hash": workflow.content_hash,
-        "output_node_id": workflow.output_node_id,
-        "properties": workflow.properties,
-        "is_active": workflow.is_active,
-        "fleet": shown.fleet,
-        "effects": [one.effect.slug for one in shown.effects],
-        "problems": {one.effect.slug: one.problem for one in shown.effects if one.problem},
-        "created_at": iso(workflow.created_at),
-        "updated_at": iso(workflow.updated_at),
-    }
-
-
-def version_shape(workflow: Workflow, version: WorkflowVersion) -> dict[str, Any]:
-    return {
-        "version": version.version,
-        "content_hash": version.content_hash,
-        "output_node_id": version.output_node_id,
-        "properties": version.properties,
-        "is_in_use": version.version == workflow.version,
-        "created_by": version.created_by,
-        "created_at": iso(version.created_at),
-    }
-
-
 def _shape(workflow: Workflow) -> dict[str, Any]:
     with backend().databases.central(read_only=True) as session:
         [shown] = workflows_shown(backend(), session, [workflow])
-    return shape(shown)
+    return shown.told()
 
 
 @blueprint.post("")
@@ -191,7 +159,7 @@ def list_workflows(query: dict[str, Any]) -> dict[str, Any]:
             **query,
         )
         shown = workflows_shown(backend(), session, found)
-    return {"items": [shape(one) for one in shown], "next_cursor": cursor}
+    return {"items": [one.told() for one in shown], "next_cursor": cursor}
 
 
 @blueprint.get("/<string:slug>")
@@ -204,7 +172,7 @@ def show_workflow(query: dict[str, Any], slug: str) -> dict[str, Any]:
         workflow = workflows.get(session, slug)
         version = workflows.get_version(session, workflow, **query)
     recipe = workflow_uploads.recipe_of(backend(), version)
-    told = {"shown": version_shape(workflow, version), "graph": recipe.graph}
+    told = {"shown": version_told(workflow, version), "graph": recipe.graph}
     return _shape(workflow) | told
 
 
@@ -223,7 +191,7 @@ def list_versions(query: dict[str, Any], slug: str) -> dict[str, Any]:
             scope=f"versions {slug}",
             **query,
         )
-    items = [version_shape(workflow, version) for version in found]
+    items = [version_told(workflow, version) for version in found]
     return {"items": items, "next_cursor": cursor}
 
 

@@ -4,11 +4,11 @@ from typing import Any
 
 from marshmallow import Schema, fields, validate
 
-from models import effects, payload
+from models import effects
 from models.effects import Effect
 from models.properties import TYPES
 from models.workflows import Kind
-from tasks.submission import properties_of
+from tasks.catalog_view import offered
 from webapp.auth import let_users_in
 from webapp.context import backend
 from webapp.openapi import ApiBlueprint
@@ -43,21 +43,6 @@ class EffectSchema(Schema):
     estimated_seconds = fields.Float(required=True, allow_none=True)
 
 
-def shape(effect: Effect) -> dict[str, Any]:
-    known = properties_of(effect.workflow)
-    return {
-        "id": effect.id,
-        "slug": effect.slug,
-        "name": effect.name,
-        "description": effect.description,
-        "kind": effect.workflow.kind,
-        "credits_cost": effect.credits_cost,
-        "inputs": payload.public_inputs(known, effect.overrides),
-        "needs_media": payload.primary_media(known, effect.overrides) is not None,
-        "estimated_seconds": effect.last_processing_time_seconds,
-    }
-
-
 @blueprint.get("")
 @blueprint.arguments(PageQuery, location="query")
 @blueprint.response(200, page_of(EffectSchema))
@@ -71,7 +56,7 @@ def list_effects(query: dict[str, Any]) -> dict[str, Any]:
             scope="effects",
             **query,
         )
-    return {"items": [shape(effect) for effect in found], "next_cursor": cursor}
+    return {"items": [offered(effect) for effect in found], "next_cursor": cursor}
 
 
 @blueprint.get("/<string:id_or_slug>")
@@ -80,4 +65,4 @@ def list_effects(query: dict[str, Any]) -> dict[str, Any]:
 def show_effect(id_or_slug: str) -> dict[str, Any]:
     """One effect, by id or slug"""
     with backend().databases.central(read_only=True) as session:
-        return shape(effects.get(session, id_or_slug))
+        return offered(effects.get(session, id_or_slug))
