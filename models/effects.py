@@ -11,7 +11,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 
 from models import slugs
 from models.base import CentralBase, change_row, new_id, one_of, utcnow
-from models.errors import NotFound, SlugTaken
+from models.errors import InvalidInput, NotFound, SlugTaken
 from models.workflows import Workflow
 
 PRICE_MAX_TOKENS = 1_000_000
@@ -79,7 +79,16 @@ class EffectChange(TypedDict, total=False):
     is_active: bool
 
 
+def check_change(values: EffectChange) -> None:
+    if "name" in values:
+        slugs.check_name(values["name"])
+    slugs.check_text(values.get("description", ""), field="description")
+    if not 0 <= values.get("credits_cost", 0) <= PRICE_MAX_TOKENS:
+        raise InvalidInput.field("credits_cost", f"Must be from 0 to {PRICE_MAX_TOKENS}.")
+
+
 def create(session: Session, *, slug: str, **values: Unpack[EffectChange]) -> Effect:
+    check_change(values)
     effect = Effect(slug=slugs.check(slug), **values)
     try:
         with session.begin_nested():
@@ -94,6 +103,7 @@ def change(
     session: Session, effect: Effect, **values: Unpack[EffectChange]
 ) -> dict[str, list[Any]]:
     """Returns what was different, before and after."""
+    check_change(values)
     changes = change_row(effect, values)
     session.flush()
     session.refresh(effect)  # it may have another workflow

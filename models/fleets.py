@@ -84,6 +84,7 @@ def create(
     max_workers: int = 50,
     bundle: str | None = None,
 ) -> Fleet:
+    check_change({"name": name, "max_workers": max_workers, "bundle": bundle})
     fleet = Fleet(
         stage=check_stage(stage),
         slug=check_slug(slug),
@@ -106,11 +107,21 @@ class FleetChange(TypedDict, total=False):
     is_active: bool
 
 
+def check_change(values: FleetChange) -> None:
+    if "name" in values:
+        slugs.check_name(values["name"])
+    if (bundle := values.get("bundle")) is not None:
+        slugs.check_name(bundle, field="bundle")
+    if not 0 <= values.get("max_workers", 0) <= MAX_WORKERS_LIMIT:
+        raise InvalidInput.field("max_workers", f"Must be from 0 to {MAX_WORKERS_LIMIT}.")
+
+
 def change(session: Session, fleet: Fleet, **values: Unpack[FleetChange]) -> dict[str, list[Any]]:
     """Switched off, it takes no more orders and lets no more workers in. Those there work on.
 
     Returns what was different, before and after.
     """
+    check_change(values)
     changes = change_row(fleet, values)
     session.flush()
     return changes

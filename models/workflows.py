@@ -161,6 +161,8 @@ def change(
     session: Session, workflow: Workflow, **values: Unpack[WorkflowChange]
 ) -> dict[str, list[Any]]:
     """Switched off, nothing of it can be ordered. Returns what was different, before and after."""
+    if "name" in values:
+        slugs.check_name(values["name"])
     changes = change_row(workflow, values)
     session.flush()
     return changes

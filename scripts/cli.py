@@ -19,6 +19,7 @@ from scripts import (
     cli_demo,
     cli_doctor,
     cli_drill,
+    cli_effects,
     cli_fleets,
     cli_gpu_worker,
     cli_jobs,
@@ -26,6 +27,8 @@ from scripts import (
     cli_queue,
     cli_serve,
     cli_up,
+    cli_workers,
+    cli_workflows,
 )
 
 
@@ -59,7 +62,10 @@ main.add_command(cli_up.up)
 main.add_command(cli_demo.demo)
 main.add_command(cli_doctor.doctor)
 main.add_command(cli_drill.spot_drill)
+main.add_command(cli_workflows.workflows)
+main.add_command(cli_effects.effects)
 main.add_command(cli_fleets.fleets)
+main.add_command(cli_workers.workers)
 main.add_command(cli_gpu_worker.gpu_worker)
 
 if __name__ == "__main__":

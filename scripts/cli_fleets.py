@@ -2,16 +2,143 @@
 
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from scripts.command import clear_errors, open_backend, show, with_json
+from scripts.command import clear_errors, open_backend, opened_backend, show, with_json
+from scripts.table import table
+
+if TYPE_CHECKING:
+    from models.fleets import Fleet
+    from tasks.backend import Backend
+
+HEADINGS = ["fleet", "name", "on", "workers", "at most", "bundle", "workflows"]
+STAGE = "Of the fleet; default: COMFYFLEET_STAGE."
 
 
 @click.group()
 def fleets() -> None:
-    """Fleets of GPU workers."""
+    """Fleets of GPU workers, and which workflows they run."""
+
+
+@fleets.command("list")
+@click.option("--stage", help="Of the fleets; default: COMFYFLEET_STAGE.")
+@with_json
+@clear_errors
+def list_fleets(stage: str | None, as_json: bool) -> None:
+    """List the fleets of a stage: workers that are there, and the workflows they run."""
+    from models.fleets import Fleet, of_stage
+    from tasks.catalog_view import fleets_shown
+
+    with opened_backend() as backend, backend.databases.central(read_only=True) as session:
+        query = of_stage(stage or backend.settings.stage).order_by(Fleet.slug)
+        told = [one.told() for one in fleets_shown(backend, session, session.scalars(query).all())]
+    show(as_json, told, table(HEADINGS, [_row(one) for one in told]))
+
+
+def _row(told: dict[str, Any]) -> list[object]:
+    names = ("slug", "name", "is_active", "workers_present", "max_workers", "bundle")
+    return [*(told[name] for name in names), ", ".join(told["workflows"]) or None]
+
+
+@fleets.command()
+@click.argument("slug")
+@click.option("--stage", help=STAGE)
+@click.option("--name", help="For people; default: the slug.")
+@click.option("--max-workers", type=int, default=50, show_default=True, help="Workers at once.")
+@click.option("--bundle", help="The set of models its machines carry.")
+@with_json
+@clear_errors
+def create(slug: str, stage: str | None, as_json: bool, **given: Any) -> None:
+    """Make a fleet SLUG. Workers may join it at once; `fleets map` says what it runs."""
+    from tasks import fleet_setup
+
+    with opened_backend() as backend:
+        stage = stage or backend.settings.stage
+        fleet = fleet_setup.create(backend, stage=stage, slug=slug, actor="cli", **given)
+        _tell(backend, fleet, as_json, "is new")
+
+
+@fleets.command("set")
+@click.argument("slug")
+@click.option("--stage", help=STAGE)
+@click.option("--name", help="For people.")
+@click.option("--max-workers", type=int, help="Workers at once. Nobody is sent away.")
+@click.option("--bundle", help="The set of models its machines carry; empty: none.")
+@click.option(
+    "--on/--off",
+    "is_active",
+    default=None,
+    help="Off: no more orders, and no more workers. What waits is still worked on.",
+)
+@with_json
+@clear_errors
+def set_fleet(slug: str, stage: str | None, as_json: bool, **given: Any) -> None:
+    """Change the fleet SLUG."""
+    from tasks import fleet_setup
+
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if not wanted:
+        raise click.UsageError("Say what to change; --help lists what can be.")
+    if wanted.get("bundle") == "":
+        wanted["bundle"] = None
+    with opened_backend() as backend:
+        stage = stage or backend.settings.stage
+        fleet = fleet_setup.change(backend, stage=stage, slug=slug, actor="cli", **wanted)
+        _tell(backend, fleet, as_json, "is changed")
+
+
+@fleets.command("map")
+@click.argument("slug")
+@click.argument("workflows", nargs=-1)
+@click.option("--stage", help=STAGE)
+@click.option("--add", is_flag=True, help="Beside those it runs already.")
+@click.option("--none", "nothing", is_flag=True, help="Run no workflow at all.")
+@with_json
+@clear_errors
+def map_workflows(
+    slug: str,
+    workflows: tuple[str, ...],
+    stage: str | None,
+    add: bool,
+    nothing: bool,
+    as_json: bool,
+) -> None:
+    """Have the fleet SLUG run these WORKFLOWS, and no others.
+
+    A workflow runs on one fleet of a stage: one that ran elsewhere moves here, with the jobs that
+    wait for it. One that is left out runs nowhere any more, which is refused while it has jobs.
+    """
+    from tasks import fleet_setup
+
+    if bool(workflows) == nothing:
+        raise click.UsageError("Name the workflows it shall run, or say --none.")
+    with opened_backend() as backend:
+        stage = stage or backend.settings.stage
+        wanted = [*workflows, *(_mapped(backend, stage, slug) if add else [])]
+        fleet = fleet_setup.run_workflows(
+            backend, stage=stage, slug=slug, wanted=wanted, actor="cli"
+        )
+        _tell(backend, fleet, as_json, "is mapped")
+
+
+def _mapped(backend: "Backend", stage: str, slug: str) -> list[str]:
+    from models import fleets as known
+
+    with backend.databases.central(read_only=True) as session:
+        fleet = known.get(session, stage=stage, slug=slug)
+        return [name for _, name in known.workflows_of(session, [fleet.id])[fleet.id]]
+
+
+def _tell(backend: "Backend", fleet: "Fleet", as_json: bool, what: str) -> None:
+    from tasks.catalog_view import fleets_shown
+
+    with backend.databases.central(read_only=True) as session:
+        [shown] = fleets_shown(backend, session, [fleet])
+    runs = ", ".join(shown.workflows) or "nothing"
+    sentence = f"The fleet {fleet.slug} (stage {fleet.stage}) {what}; it runs {runs}."
+    show(as_json, shown.told(), sentence)
 
 
 @fleets.command("redis-acl")

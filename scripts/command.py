@@ -3,12 +3,15 @@
 import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from models.errors import Refusal
     from tasks.backend import Backend
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -33,7 +36,7 @@ def clear_errors(command: Command) -> Command:
         try:
             return command(*args, **kwargs)
         except Refusal as refusal:
-            message = f"{refusal.code}: {refusal.detail}"
+            message = "\n".join([f"{refusal.code}: {refusal.detail}", *_faults(refusal)])
         except (BadSetting, SchemaNotCurrent) as error:
             message = str(error)
         except DBAPIError as error:
@@ -42,6 +45,22 @@ def clear_errors(command: Command) -> Command:
         sys.exit(2)
 
     return run  # type: ignore[return-value]
+
+
+def _faults(refusal: "Refusal") -> list[str]:
+    """A line for each field at fault, unless the sentence is about the only one."""
+    faults = [f"{field}: {' '.join(said)}" for field, said in (refusal.errors or {}).items()]
+    return [] if faults == [refusal.detail] else [f"  {fault}" for fault in faults]
+
+
+@contextmanager
+def opened_backend() -> Iterator["Backend"]:
+    """Closed at the end: what may be done a moment later, as ringing, is done by then."""
+    backend = open_backend()
+    try:
+        yield backend
+    finally:
+        backend.close()
 
 
 def open_backend(*, pools_may_be_away: bool = False) -> "Backend":
@@ -58,7 +77,14 @@ def open_backend(*, pools_may_be_away: bool = False) -> "Backend":
 
 def show(as_json: bool, document: Any, sentences: str | list[str]) -> None:
     if as_json:
-        click.echo(json.dumps(document, indent=2, default=str))
+        click.echo(json.dumps(document, indent=2, default=_plain))
     else:
         for sentence in [sentences] if isinstance(sentences, str) else sentences:
             click.echo(sentence)
+
+
+def _plain(value: Any) -> str:
+    """Times as the API writes them."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return str(value)

@@ -27,6 +27,7 @@ def upload(
 ) -> Uploaded:
     """From now on the workflow runs this. A recipe that was there before is the version it was."""
     slugs.check(slug)
+    slugs.check_name(name)
     allowed = NodeList(backend.settings.allowed_nodes)
     recipe = checked_recipe(graph, definitions, output_node_id, allowed_nodes=allowed)
     return put(backend, slug=slug, name=name, kind=kind, recipe=recipe, actor=actor)

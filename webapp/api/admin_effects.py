@@ -4,7 +4,7 @@ from typing import Any
 
 from marshmallow import Schema, fields, validate
 
-from models import effects
+from models import effects, slugs
 from models.effects import PRICE_MAX_TOKENS, Effect, Provider
 from tasks import catalog
 from tasks.catalog_view import effects_shown
@@ -30,7 +30,7 @@ PRICE: dict[str, Any] = {
 
 class EffectChangeSchema(Schema):
     name = fields.String(validate=NAME)
-    description = fields.String(validate=validate.Length(max=2000))
+    description = fields.String(validate=validate.Length(max=slugs.TEXT_MAX_LENGTH))
     workflow = fields.String(validate=SLUG, metadata={"example": "image-invert"})
     credits_cost = fields.Integer(**PRICE)
     overrides = fields.Dict(

@@ -48,7 +48,7 @@ class FleetChangeSchema(Schema):
     )
     bundle = fields.String(
         allow_none=True,
-        validate=validate.Length(1, 200),
+        validate=NAME,
         metadata={"description": "The set of models its machines carry."},
     )
     is_active = fields.Boolean(
@@ -63,7 +63,7 @@ class NewFleetSchema(Schema):
     max_workers = fields.Integer(
         strict=True, load_default=50, validate=validate.Range(0, MAX_WORKERS_LIMIT)
     )
-    bundle = fields.String(load_default=None, validate=validate.Length(1, 200))
+    bundle = fields.String(load_default=None, validate=NAME)
 
 
 class MappingSchema(Schema):

@@ -22,7 +22,7 @@ blueprint = let_admins_in(
 )
 
 SLUG = [validate.Length(1, slugs.MAX_LENGTH), validate.Regexp(slugs.PATTERN)]
-NAME = validate.Length(1, 200)
+NAME = validate.Length(1, slugs.NAME_MAX_LENGTH)
 EXAMPLE_GRAPH = {
     "1": {"class_type": "LoadImage", "inputs": {"image": "{{image}}"}},
     "2": {"class_type": "ImageInvert", "inputs": {"image": ["1", 0]}},
