@@ -17,6 +17,7 @@ from scripts.state_folder import StateFolder
 
 HOST = "127.0.0.1"
 FLEET = "gpu-default"  # of the demo catalog
+STAND_IN_NODES = ["SlowImage", "EmitOutputs", "HangForever"]  # that no ComfyUI has
 MOST_UNDER_THE_LIMIT = 5  # GPU workers for which the usual limit of registrations will do
 
 #: Whoever tries webhooks here has the receiver on this machine too. Nobody else can call the API.
@@ -115,6 +116,12 @@ def log_form() -> dict[str, str]:
     return {"COMFYFLEET_LOG_FORMAT": os.environ.get("COMFYFLEET_LOG_FORMAT", "json")}
 
 
+def allowed_nodes(wishes: Wishes) -> str:
+    """The usual ones; of the stand-in also its own, or nobody could upload the demo's graphs."""
+    own = [] if wishes.comfyui_url else STAND_IN_NODES
+    return ", ".join([Settings.allowed_nodes, *own])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stack:
     state: StateFolder
@@ -157,7 +164,10 @@ class Stack:
             name: value for name, value in os.environ.items() if name.startswith("COMFYFLEET_")
         }
         return (
-            {"COMFYFLEET_RATE_LIMITS": rate_limits(wishes.gpu_workers)}
+            {
+                "COMFYFLEET_RATE_LIMITS": rate_limits(wishes.gpu_workers),
+                "COMFYFLEET_ALLOWED_NODES": allowed_nodes(wishes),
+            }
             | LOOPBACK_RECEIVERS
             | inherited
             | {

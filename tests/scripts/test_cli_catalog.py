@@ -85,8 +85,7 @@ def test_a_fleet_is_made_changed_mapped_and_listed(fleets: Run, demo: Backend) -
     assert done.stdout == "The fleet video (stage dev) is new; it runs nothing.\n"
     fleets("map", "video", "video-invert")
     done = fleets("map", "video", "image-blur", "--add")
-    assert "(stage dev) is mapped; it runs image-blur, video-invert.
-" in done.stdout
+    assert "(stage dev) is mapped; it runs image-blur, video-invert." in done.stdout
     fleets("set", "video", "--max-workers", 5, "--bundle", "", "--off")
     [video] = [one for one in told(fleets, "list") if one["slug"] == "video"]
     assert (video["max_workers"], video["bundle"], video["is_active"]) == (5, None, False)

@@ -1,18 +1,21 @@
 """What a stack on one machine is told: settings that depend on how it was started."""
 
+import importlib
 from pathlib import Path
 
 import pytest
 
+from models.node_types import NodeList
 from models.settings import Settings
-from scripts.stack import Stack, Wishes, choose_ports
+from scripts.comfyui_stand_in.node_classes import CLASSES
+from scripts.stack import STAND_IN_NODES, Stack, Wishes, choose_ports
 from scripts.state_folder import StateFolder
 from webapp.rate_limits import RateLimits
 
 
-def stack_of(folder: Path, *, gpu_workers: int) -> Stack:
+def stack_of(folder: Path, *, gpu_workers: int = 1, comfyui_url: str | None = None) -> Stack:
     state = StateFolder(folder)
-    wishes = Wishes(port=0, gpu_workers=gpu_workers)
+    wishes = Wishes(port=0, gpu_workers=gpu_workers, comfyui_url=comfyui_url)
     return Stack(state=state, wishes=wishes, ports=choose_ports(wishes), secrets=state.secrets())
 
 
@@ -26,6 +29,21 @@ def test_all_workers_of_a_stack_may_register_twice_a_minute(
     assert (limits["register"].amount, limits["register"].get_expiry()) == (times, 60)
     usual = RateLimits.from_settings(Settings()).limits
     assert {**limits, "register": None} == {**usual, "register": None}
+
+
+def test_the_stand_ins_own_nodes_may_be_uploaded_where_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COMFYFLEET_ALLOWED_NODES", raising=False)
+    allowed = NodeList(stack_of(tmp_path).settings.allowed_nodes)
+    importlib.import_module("scripts.comfyui_stand_in.server")  # brings all its nodes
+    assert [name for name in CLASSES if name not in allowed] == []
+    assert {name for name in CLASSES if name not in NodeList("core")} == {*STAND_IN_NODES}
+    assert "RunShell" not in allowed
+    with_own = stack_of(tmp_path, comfyui_url="http://127.0.0.1:8188").settings
+    assert with_own.allowed_nodes == Settings.allowed_nodes
+    monkeypatch.setenv("COMFYFLEET_ALLOWED_NODES", "*")
+    assert stack_of(tmp_path).settings.allowed_nodes == "*"
 
 
 def test_limits_of_ones_own_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
