@@ -142,6 +142,8 @@ class Run:
             *verdict.about_bookings(rows),
             *verdict.about_dispatches(rows),
             *verdict.about_results(rows),
+            *verdict.about_failures(rows),
+            *verdict.about_logs(self.town.state.logs),
             *verdict.about_promises(rows, self.outcome.users),
             *self._ledger_verify(),
         ]

@@ -1,5 +1,6 @@
 """Worlds in which one thing is wrong: the verdict says so, and of one in order it says nothing."""
 
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -32,7 +33,8 @@ def user(demo: Backend, person: MakePerson) -> User:
     """Four orders: one done, one that went wrong, one cancelled, one refused."""
     ada, user = person(tokens=100), User("ada", url="", random=Random(0), files={})
     for key in ("done", "wrong", "cancelled"):
-        job = orders.order(demo, ada, key=key)
+        effect = "always-fails" if key == "wrong" else orders.EFFECT
+        job = orders.order(demo, ada, key=key, effect=effect)
         end(demo, job, key)
         user.orders.append(Order(key, {}, job_ids=[str(job.id), str(job.id)]))
     user.ends = {user.orders[0].job_ids[0]: "completed"}
@@ -50,7 +52,7 @@ def end(backend: Backend, job: Job, how: str) -> None:
         outcomes.complete(backend, orders.lease_of(dispatch), outputs=[RESULT])
     else:
         lease = orders.lease_of(dispatch)
-        outcomes.fail(backend, lease, code="broken", message="Broke.", error="It broke.")
+        outcomes.fail(backend, lease, code="execution_failed", message="Broke.", error="Broke.")
 
 
 @pytest.fixture
@@ -64,6 +66,7 @@ def said(rows: Rows, user: User) -> list[str]:
         *verdict.about_bookings(rows),
         *verdict.about_dispatches(rows),
         *verdict.about_results(rows),
+        *verdict.about_failures(rows),
         *verdict.about_promises(rows, [user]),
     ]
     return [str(finding) for finding in checks]
@@ -155,6 +158,23 @@ def test_a_job_that_completed_without_a_result(rows: Rows, user: User) -> None:
     job = job_of(rows, "done")
     job.outputs.clear()
     assert said(rows, user) == [f"Completed, and has no result. (job {job.id})"]
+
+
+def test_a_job_that_was_blamed_for_what_was_done_to_the_system(rows: Rows, user: User) -> None:
+    job = job_of(rows, "wrong")
+    job.error_code = "input_gone"
+    assert said(rows, user) == [f"always-fails failed with input_gone. (job {job.id})"]
+    job.error_code, job.effect_slug = "execution_failed", "colour-card"
+    assert said(rows, user) == [f"colour-card failed with execution_failed. (job {job.id})"]
+    job.error_code = "attempts_exhausted"
+    assert said(rows, user) == []
+
+
+def test_a_log_that_tells_of_what_nobody_thought_of(tmp_path: Path) -> None:
+    (tmp_path / "gpu-1.log").write_text("a\nJob 1 went wrong in the worker.\nb\n")
+    (tmp_path / "web.log").write_text("A database does not answer.\n")
+    [finding] = verdict.about_logs(tmp_path)
+    assert finding.sentence == "The log of gpu-1 says: Job 1 went wrong in the worker."
 
 
 def test_a_key_that_gave_two_jobs(rows: Rows, user: User) -> None:

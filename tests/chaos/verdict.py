@@ -7,6 +7,7 @@ is the proof.
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import UUID
 
 from sqlalchemy import select
@@ -23,6 +24,20 @@ RESOLVED = {
     JobStatus.FAILED: TransactionType.JOB_REFUND,
     JobStatus.CANCELLED: TransactionType.JOB_REFUND,
 }
+
+
+BROKEN = "always-fails"
+WITHOUT_BLAME = {"attempts_exhausted", "submission_timeout"}
+
+#: How our processes say that they met something they did not expect.
+UNTHOUGHT_OF = (
+    "Unexpected error",
+    "went wrong in the worker",
+    "A heartbeat went wrong",
+    "A step of stopping went wrong",
+    "Could not look after the provider",
+)
+MOST_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
@@ -106,6 +121,22 @@ def about_results(rows: Rows) -> Iterator[Finding]:
     for job in rows.jobs.values():
         if job.status == JobStatus.COMPLETED and not job.outputs:
             yield Finding("Completed, and has no result.", job.id)
+
+
+def about_failures(rows: Rows) -> Iterator[Finding]:
+    """No job is blamed for what was done to the system."""
+    for job in rows.jobs.values():
+        expected = WITHOUT_BLAME | ({"execution_failed"} if job.effect_slug == BROKEN else set())
+        if job.status == JobStatus.FAILED and job.error_code not in expected:
+            yield Finding(f"{job.effect_slug} failed with {job.error_code}.", job.id)
+
+
+def about_logs(logs: Path) -> Iterator[Finding]:
+    """Nothing happened that nobody had thought of."""
+    for log in sorted(logs.glob("*.log")):
+        for line in log.read_text(errors="replace").splitlines():
+            if any(words in line for words in UNTHOUGHT_OF):
+                yield Finding(f"The log of {log.stem} says: {line[:MOST_CHARACTERS]}")
 
 
 def about_promises(rows: Rows, users: Sequence[User]) -> Iterator[Finding]:
