@@ -34,6 +34,7 @@ _PIECE_BYTES = 256 * 1024
 _PIECES_AHEAD = 16
 _LOOK_SECONDS = 0.1  # how soon a stop is noticed
 _TRY_AGAIN = {408, 425, 429}  # and all above 499
+_RUN_OUT = {400, 401, 403}  # of an address, or of the credentials that signed it: S3 says all three
 
 
 class AssetUnavailable(Exception):
@@ -41,7 +42,7 @@ class AssetUnavailable(Exception):
 
 
 class AssetGone(AssetUnavailable):
-    """The address is refused or leads nowhere: asking again would not help."""
+    """The file is not there: asking again would not help, and no other address would."""
 
 
 class _BrokenOff(Exception):
@@ -184,7 +185,9 @@ class _Reader:
         status = response.status_code
         if status >= 500 or status in _TRY_AGAIN:
             raise _BrokenOff(f"it answers {status}")
-        if 300 <= status < 400:  # storage never does this; what is between us and it may
+        # Redirects storage never makes, but what is between us and it may. What has run out comes
+        # again, with another lease.
+        if 300 <= status < 400 or status in _RUN_OUT:
             raise AssetUnavailable(f"{shown(self._url)} answers {status}.")
         if status != 200:
             raise AssetGone(f"{shown(self._url)} answers {status}.")

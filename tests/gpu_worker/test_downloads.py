@@ -46,13 +46,17 @@ def impatient(folder: Path) -> AssetCache:
     return AssetCache(folder, 100 * MEGABYTE, patience=IMPATIENT)
 
 
-@pytest.mark.parametrize("code", [400, 403, 404, 410])
+@pytest.mark.parametrize(
+    ("code", "is_gone"), [(400, False), (401, False), (403, False), (404, True), (410, True)]
+)
 def test_an_address_that_is_refused_is_not_asked_again(
-    files: FileServer, cache: AssetCache, folder: Path, code: int
+    files: FileServer, cache: AssetCache, folder: Path, code: int, is_gone: bool
 ) -> None:
+    """One that has run out comes new with another lease; a file that is gone does not."""
     url = files.put("/photo", status(code))
-    with pytest.raises(AssetGone, match=f"/photo answers {code}"):
+    with pytest.raises(AssetUnavailable, match=f"/photo answers {code}") as refused:
         fetch(cache, url, PHOTO_HASH)
+    assert isinstance(refused.value, AssetGone) == is_gone
     assert files.asked == ["/photo"]
     assert kept(folder) == set()
 

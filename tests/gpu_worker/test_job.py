@@ -124,15 +124,16 @@ def test_a_job_that_fails_is_reported_for_good(bench: Workbench) -> None:
     assert bench.unwell == []
 
 
-def test_a_file_that_is_gone_fails_the_job(bench: Workbench, webapp: BackendStandIn) -> None:
+@pytest.mark.parametrize(("status", "again", "told"), [(404, False, "trace"), (403, True, "error")])
+def test_a_job_fails_for_good_only_if_its_file_is_gone(
+    bench: Workbench, webapp: BackendStandIn, status: int, again: bool, told: str
+) -> None:
     asset = stored_asset(webapp, "photo", b"pixels")
-    webapp.stored.clear()
-    payload = {"graph": {}, "output_node_id": None, "assets": [asset]}
-    assert bench.run(input_payload=payload) == "failed"
-    name, report = bench.report()
-    assert (name, report["error_code"], report["retryable"]) == ("fail", "input_gone", False)
-    assert report["error"] == "A file of the job is gone."
-    assert "answers 404" in report["trace"]
+    webapp.script("GET /storage/photo", problem(status, "refused"))
+    bench.run(input_payload={"graph": {}, "output_node_id": None, "assets": [asset]})
+    _, report = bench.report()
+    assert report["retryable"] == again == (report.get("error_code") != "input_gone")
+    assert f"answers {status}" in report[told]
 
 
 def test_the_deadline_counts_from_the_first_asset(bench: Workbench, webapp: BackendStandIn) -> None:
