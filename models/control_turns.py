@@ -57,10 +57,8 @@ def finish(
         _change(session, name, true(), finished_at=now, done=done)
 
 
-def done_before(session: Session, name: str) -> dict[str, Any]:
-    """What was noted last."""
-    done = session.scalar(select(ControlTurn.done).where(ControlTurn.name == name))
-    return dict(done or {})
+def find(session: Session, name: str) -> ControlTurn | None:
+    return session.get(ControlTurn, name, populate_existing=True)
 
 
 def all_turns(session: Session) -> list[ControlTurn]:

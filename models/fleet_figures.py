@@ -90,6 +90,32 @@ def of_stage(session: Session, *, stage: str, now: datetime) -> list[FleetFigure
     ]
 
 
+def together(fleets: list[FleetFigures], *, stage: str) -> FleetFigures:
+    """As if they were one; but medians can't be put together."""
+    added = {
+        name: sum(getattr(fleet, name) for fleet in fleets)
+        for name in (
+            "waiting",
+            "running",
+            "active_workers",
+            "available_capacity",
+            "completed",
+            "failed",
+            "lease_expired_count",
+            "spot_interruption_count",
+            "dead_letters_open",
+        )
+    }
+    return FleetFigures(
+        slug="",
+        stage=stage,
+        is_active=any(fleet.is_active for fleet in fleets),
+        oldest_waiting_seconds=max((f.oldest_waiting_seconds for f in fleets), default=0.0),
+        job_processing_p50=None,
+        **added,
+    )
+
+
 def _queues(stage: str) -> Select[Any]:
     """The oldest is looked for among those that are counted: a seq grows with every order."""
     return (

@@ -116,6 +116,13 @@ class Settings:
     )
     upload_timeout_seconds: int = setting(86_400, "An upload never finished is removed after this.")
 
+    metrics_seconds: int = setting(5, "How long figures are remembered before they are read anew.")
+    metrics_token: str = setting(
+        "", "What opens /metrics as a bearer token, from anywhere; several, separated by spaces."
+    )
+    metrics_networks: str = setting(
+        "127.0.0.0/8 ::1/128", "Networks whose machines may read /metrics without a token."
+    )
     cloudwatch_namespace: str = setting(
         "", "Namespace in which figures are published to CloudWatch every minute; empty: nowhere."
     )

@@ -13,6 +13,7 @@ from models.audit import AuditLog
 from models.base import made_at
 from models.dispatches import Dispatch
 from models.fleets import Fleet
+from models.webhooks import WebhookDelivery
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,14 @@ def leases_expired(
     if end is not None:
         query = query.where(AuditLog.at < end)
     return dict(session.execute(query).tuples().all())
+
+
+def delivered(session: Session, *, start: datetime, end: datetime | None) -> int:
+    """Webhooks that their receivers took."""
+    query = select(func.count()).where(WebhookDelivery.delivered_at >= start)
+    if end is not None:
+        query = query.where(WebhookDelivery.delivered_at < end)
+    return session.scalars(query).one()
 
 
 def noted(session: Session, event: str, *, start: datetime, end: datetime | None) -> int:

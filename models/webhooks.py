@@ -39,6 +39,8 @@ class DeliveryStatus(StrEnum):
 
 
 IS_PENDING = text("status = 'pending'")
+IS_FAILED = text("status = 'failed'")
+_WAS_DELIVERED = text("delivered_at IS NOT NULL")
 
 
 class WebhookEndpoint(CentralBase):
@@ -67,6 +69,18 @@ class WebhookDelivery(CentralBase):
         UniqueConstraint("endpoint_id", "event_key"),
         Index("ix_webhook_deliveries_endpoint_id_created_at_id", "endpoint_id", "created_at", "id"),
         Index("ix_webhook_deliveries_created_at", "created_at"),
+        Index(
+            "ix_webhook_deliveries_failed",
+            "created_at",
+            postgresql_where=IS_FAILED,
+            sqlite_where=IS_FAILED,
+        ),
+        Index(
+            "ix_webhook_deliveries_delivered_at",
+            "delivered_at",
+            postgresql_where=_WAS_DELIVERED,
+            sqlite_where=_WAS_DELIVERED,
+        ),
         # By endpoint first: the thousand that wait for a dead receiver are in nobody's way.
         Index(
             "ix_webhook_deliveries_pending",

@@ -19,12 +19,14 @@ MOST_CONNECTIONS = 10_000
 @clear_errors
 def serve(host: str, port: int, workers: int, threads: int) -> None:
     """Serve the API until stopped. Refuses to start on a schema that is not current."""
-    from webapp import create_app
+    from webapp import create_app, shared_counts
 
     # Here first, where what is wrong with the settings becomes one clear line.
     create_app().extensions["comfyfleet"].close()
     click.echo(f"Serving on http://{host}:{port} (docs at /docs). Ctrl-C stops.")
     sys.stdout.flush()
+    if not os.environ.get(shared_counts.FOLDER):
+        os.environ[shared_counts.FOLDER] = str(shared_counts.make_folder())
     command = gunicorn_command(host=host, port=port, workers=workers, threads=threads)
     os.execv(command[0], command)  # noqa: S606
 

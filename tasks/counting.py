@@ -64,6 +64,16 @@ class Counted:
     sources: dict[str, Source]
     submissions: list[Submission] = field(default_factory=list)  # of the last minute or two
 
+    @classmethod
+    def from_json(cls, kept: dict[str, Any]) -> "Counted":
+        sources = {name: Source.from_json(one) for name, one in kept.items()}
+        return cls({name: one for name, one in sources.items() if one is not None})
+
+    @property
+    def differences(self) -> dict[str, int]:
+        """By pool."""
+        return {name: one.difference for name, one in self.sources.items() if name != CENTRAL}
+
     @property
     def totals(self) -> Numbers:
         return _sum(source.live for source in self.sources.values())
@@ -76,16 +86,16 @@ class Counted:
 def count(backend: Backend, before: dict[str, Any], *, now: datetime) -> Counted:
     """Go on from what was kept before, by database."""
     names = (CENTRAL, *backend.databases.pools)
-    known = {name: Source.from_json(before.get(name)) for name in names}
-    sources = {name: source for name, source in known.items() if source is not None}
+    known = Counted.from_json({name: before.get(name) for name in names}).sources
+    sources = dict(known)
     submissions: list[Submission] = []
 
     def count_central() -> int:
-        sources[CENTRAL] = _central(backend, known[CENTRAL], now, submissions)
+        sources[CENTRAL] = _central(backend, known.get(CENTRAL), now, submissions)
         return 1
 
     def count_pool(pool: str) -> int:
-        sources[pool] = _pool(backend, pool, known[pool], now)
+        sources[pool] = _pool(backend, pool, known.get(pool), now)
         return 1
 
     steps.guarded("counting in central", count_central)
@@ -119,6 +129,7 @@ def _central(
         return {f"{LEASES}{slug}": number for slug, number in expired.items()} | {
             "submissions": len(handed_over),
             "submission_milliseconds": sum(one.milliseconds for one in handed_over),
+            "webhooks_delivered": tallies.delivered(session, start=start, end=end),
             "runpod_failures": tallies.noted(session, RUNPOD_FAILED, start=start, end=end),
         }
 

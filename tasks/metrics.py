@@ -71,7 +71,8 @@ def _take_turn(backend: Backend, now: datetime | None) -> Turn | None:
         seconds = max(APART_SECONDS, now.second + now.microsecond / 1e6 + 1e-6)
         if not control_turns.take(session, TURN, seconds=seconds, now=now):
             return None
-        return Turn(now, began, control_turns.done_before(session, TURN))
+        turn = control_turns.find(session, TURN)
+        return Turn(now, began, dict(turn.done) if turn else {})
 
 
 def _keep(backend: Backend, turn: Turn, counted: Counted, *, sent: Numbers, **values: Any) -> bool:

@@ -109,6 +109,7 @@ def for_tests(settings: Settings, folder: Path, redis_url: str) -> Settings:
         public_url="http://localhost",
         secret_key=SECRET,
         catalog_seconds=0,
+        metrics_seconds=0,
         rate_limits="auth=100000/minute submit=100000/minute upload=100000/minute "
         "api=100000/minute register=100000/minute worker=100000/minute",
         fleet_secrets=FLEET_SECRET,

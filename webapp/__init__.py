@@ -2,6 +2,7 @@
 
 import re
 import uuid
+from functools import partial
 
 from flask import Flask, Response, g, request
 from werkzeug.middleware.proxy_fix import ProxyFix
@@ -9,8 +10,10 @@ from werkzeug.middleware.proxy_fix import ProxyFix
 from models import logs, migrate, traces
 from models.errors import NotFound
 from models.settings import BadSetting, Settings
+from tasks import figures
 from tasks.backend import Backend
-from webapp import cors, openapi, problems, storage, tracing
+from tasks.figures import Recent
+from webapp import cors, http_figures, openapi, problems, storage, tracing
 from webapp.access_log import KNOWN
 from webapp.api import (
     admin,
@@ -20,12 +23,14 @@ from webapp.api import (
     admin_effects,
     admin_events,
     admin_fleets,
+    admin_metrics,
     admin_workers,
     admin_workflows,
     ai_jobs,
     auth,
     effects,
     health,
+    metrics,
     uploads,
     videos,
     wallet,
@@ -50,6 +55,10 @@ def create_app(settings: Settings | None = None) -> Flask:
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.url_map.strict_slashes = False
     app.extensions["comfyfleet"] = backend
+    app.extensions["comfyfleet.figures"] = recent = Recent(
+        partial(figures.read, backend), seconds=settings.metrics_seconds
+    )
+    backend.before_close.append(recent.close)
     app.extensions["comfyfleet.live"] = Live(
         app, job_shape=ai_jobs.shape, overview=admin_events.event
     )
@@ -61,6 +70,8 @@ def create_app(settings: Settings | None = None) -> Flask:
         )
 
     tracing.install(app)
+    metrics.networks(settings.metrics_networks)  # here already, if they are none
+    http_figures.install(app)
     problems.install(app)
     app.before_request(name_request)
     app.before_request(refuse_unstorable_address)
@@ -81,6 +92,7 @@ def create_app(settings: Settings | None = None) -> Flask:
         admin_workflows.blueprint,
         admin_effects.blueprint,
         admin_fleets.blueprint,
+        admin_metrics.blueprint,
         admin_workers.blueprint,
         admin_dispatches.blueprint,
         admin_dead_letters.blueprint,
@@ -90,6 +102,7 @@ def create_app(settings: Settings | None = None) -> Flask:
     ):
         api.register_blueprint(blueprint)
     app.register_blueprint(health.blueprint)
+    app.register_blueprint(metrics.blueprint)
     app.register_blueprint(storage.blueprint)
     return app
 

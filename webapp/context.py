@@ -7,6 +7,7 @@ from flask import current_app, g
 from models.users import Principal
 from models.workers import Identity
 from tasks.backend import Backend
+from tasks.figures import Recent
 from webapp.live import Live
 
 
@@ -16,6 +17,10 @@ def backend() -> Backend:
 
 def live() -> Live:
     return cast(Live, current_app.extensions["comfyfleet.live"])
+
+
+def figures() -> Recent:
+    return cast(Recent, current_app.extensions["comfyfleet.figures"])
 
 
 def principal() -> Principal:

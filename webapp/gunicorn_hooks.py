@@ -20,6 +20,13 @@ def post_fork(_server: Any, _worker: Any) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def on_exit(_server: Any) -> None:
+    """What its processes counted was this server's."""
+    from webapp import shared_counts
+
+    shared_counts.remove_folder()
+
+
 def worker_exit(_server: Any, _worker: Any) -> None:
     """A worker that stops sends its last tickets first."""
     from webapp.wsgi import app

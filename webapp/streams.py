@@ -21,6 +21,7 @@ from uuid import UUID
 
 from models.errors import TooManyStreams
 from models.settings import Settings
+from webapp.http_figures import STREAMS_OPEN
 
 logger = logging.getLogger(__name__)
 
@@ -105,12 +106,14 @@ class Streams:
                     retry_after_seconds=10,
                 )
             self._held[owner] += 1
+        STREAMS_OPEN.inc()
 
     def release(self, owner: UUID) -> None:
         with self._lock:
             self._held[owner] -= 1
             if self._held[owner] <= 0:
                 del self._held[owner]
+        STREAMS_OPEN.dec()
 
     def open(self, stream: Stream) -> None:
         """Take over a connection whose answer has begun; its place is reserved."""

@@ -63,5 +63,7 @@ def test_only_who_has_the_turn_notes_something_about_it(backend: Backend) -> Non
         assert not control_turns.keep(session, "metrics", taken_at=now, done={"late": 1})
         later = now + timedelta(minutes=1)
         assert control_turns.keep(session, "metrics", taken_at=later, done={"in_time": 1})
-        assert control_turns.done_before(session, "metrics") == {"in_time": 1}
-        assert control_turns.done_before(session, "another") == {}
+        turn = control_turns.find(session, "metrics")
+        assert turn is not None
+        assert turn.done == {"in_time": 1}
+        assert control_turns.find(session, "another") is None

@@ -19,12 +19,18 @@ from redis import Redis
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from models.settings import Settings
-from tasks import catalog
+from tasks import catalog, figures
 from tasks.backend import Backend
 from tests.fixtures import MakePerson, emptied, for_tests, make_person, sqlite_settings
 from tests.webapp.calls import Caller, new_effect
 from tests.webapp.gpus import Gpu
 from webapp import create_app
+
+
+@pytest.fixture(autouse=True)
+def patience_with_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine reading them may take longer than anybody would wait otherwise."""
+    monkeypatch.setattr(figures, "WAIT_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")

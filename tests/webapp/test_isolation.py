@@ -54,6 +54,8 @@ PUBLIC = {
     "GET /readyz",
     "GET /static/<path:filename>",
 }
+#: For machines nearby, or with a token of their own; nobody's sign-in opens them.
+MACHINES = {"GET /metrics"}
 #: About the caller, and with no way to name anybody else.
 OWN = {
     "GET /api/me",
@@ -210,6 +212,8 @@ class Walk:
             return
         if name in LISTS:
             self.check_list(name, rule)
+        elif name in MACHINES:
+            self.check_ids(name, method, rule, 401)
         elif name in SIGNED:
             self.check_signed(name, method)
         elif name in WORKER:
@@ -297,7 +301,7 @@ def test_without_signing_in_every_private_route_is_closed(app: Flask, caller: Ma
     client = app.test_client()
     with nothing_written(app.extensions["comfyfleet"]):
         for name, method, rule in routes(app):
-            if name in PUBLIC | SIGNED:
+            if name in PUBLIC | SIGNED | MACHINES:
                 continue
             url = address(app, rule, method, owned)
             refused(client.open(url, method=method, json={}), 401, "unauthorized")

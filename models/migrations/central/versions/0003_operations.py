@@ -17,6 +17,8 @@ LITTERED = sa.text(
     " AND (last_error IS NOT NULL OR status = 'cancelled')"
 )
 IS_PENDING = sa.text("status = 'pending'")
+IS_FAILED = sa.text("status = 'failed'")
+WAS_DELIVERED = sa.text("delivered_at IS NOT NULL")
 
 WENT_WRONG = sa.text("status IN ('failed', 'cancelled')")
 BY_PEOPLE = sa.text("actor <> 'system' AND actor NOT LIKE 'worker:%'")
@@ -96,6 +98,20 @@ def upgrade() -> None:
         ["endpoint_id", "created_at", "id"],
     )
     op.create_index("ix_webhook_deliveries_created_at", "webhook_deliveries", ["created_at"])
+    op.create_index(
+        "ix_webhook_deliveries_failed",
+        "webhook_deliveries",
+        ["created_at"],
+        postgresql_where=IS_FAILED,
+        sqlite_where=IS_FAILED,
+    )
+    op.create_index(
+        "ix_webhook_deliveries_delivered_at",
+        "webhook_deliveries",
+        ["delivered_at"],
+        postgresql_where=WAS_DELIVERED,
+        sqlite_where=WAS_DELIVERED,
+    )
     op.drop_index("ix_webhook_deliveries_due", "webhook_deliveries")
     op.create_index(
         "ix_webhook_deliveries_pending",
@@ -162,6 +178,8 @@ def downgrade() -> None:
         postgresql_where=IS_PENDING,
         sqlite_where=IS_PENDING,
     )
+    op.drop_index("ix_webhook_deliveries_delivered_at", "webhook_deliveries")
+    op.drop_index("ix_webhook_deliveries_failed", "webhook_deliveries")
     op.drop_index("ix_webhook_deliveries_created_at", "webhook_deliveries")
     op.drop_index("ix_webhook_deliveries_endpoint_id_created_at_id", "webhook_deliveries")
     op.drop_column("webhook_deliveries", "log")
