@@ -6,6 +6,7 @@ the secrets that this process was started with.
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -26,7 +27,9 @@ _SECRET = re.compile(
     r"|(?P<kind>\bwhsec_|\$argon2)[^\s\"')\]}]+",
     re.IGNORECASE,
 )
-_HINTS = ("=", ":", "',", "bearer", "whsec_", "$argon2")
+_PLAIN, _SEVERAL = (bool, int, float), (list, tuple, set, frozenset)
+#: Without one of these there is nothing to find; most lines have none.
+_HINT = re.compile(r"[=:]|',|bearer|whsec_|\$argon2", re.IGNORECASE)
 _kept: set[str] = set()
 _kept_pattern: re.Pattern[str] | None = None
 
@@ -54,10 +57,7 @@ def scrub(text: str) -> str:
     """The text without what opens a door to somebody."""
     if _kept_pattern is not None:
         text = _kept_pattern.sub(_MASK, text)
-    lowered = text.lower()
-    if any(hint in lowered for hint in _HINTS):
-        text = _SECRET.sub(_masked, text)
-    return text
+    return _SECRET.sub(_masked, text) if _HINT.search(text) else text
 
 
 def _masked(found: re.Match[str]) -> str:
@@ -70,13 +70,20 @@ def _masked(found: re.Match[str]) -> str:
 
 def scrubbed(value: Any) -> Any:
     """The same for what is in fields, by their names too. Makes JSON of it on the way."""
-    if isinstance(value, bool | int | float | None):
+    if isinstance(value, str):
+        return scrub(value)
+    if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, Mapping):
         return {
-            str(name): _MASK if _NAMED.fullmatch(str(name)) else scrubbed(member)
+            str(name): _MASK if _is_revealing(str(name)) else scrubbed(member)
             for name, member in value.items()
         }
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, _SEVERAL):
         return [scrubbed(member) for member in value]
     return scrub(str(value))
+
+
+@lru_cache(maxsize=1000)
+def _is_revealing(name: str) -> bool:
+    return _NAMED.fullmatch(name) is not None

@@ -83,6 +83,7 @@ def _texts(ids: Mapping[str, object]) -> dict[str, str]:
 
 # Lines
 
+_ENCODER = json.JSONEncoder(default=str)
 _LONGEST_MESSAGE, _LONGEST_TRACE = 4_000, 8_000  # a line has to fit through pipes and collectors
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # they would steer the terminal
 
@@ -91,12 +92,12 @@ class JsonLines(logging.Formatter):
     """Fields of its own come with `extra={"fields": {...}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(self.fields(record), default=str)
+        return _ENCODER.encode(self.fields(record))
 
     def fields(self, record: logging.LogRecord) -> dict[str, Any]:
         at = datetime.fromtimestamp(record.created, UTC)
         told: dict[str, Any] = {
-            "time": f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z",
+            "time": at.isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": scrub(_message(record))[:_LONGEST_MESSAGE],

@@ -97,21 +97,30 @@ def span(
     if _provider is None:
         return nullcontext()
     from opentelemetry import trace
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    here = trace.get_current_span().get_span_context()
-    given = TraceContextTextMapPropagator().extract({"traceparent": within})
-    asked = trace.get_current_span(given).get_span_context()
-    is_elsewhere = bool(within) and asked.is_valid and asked.trace_id != here.trace_id
-    if not (is_elsewhere or here.is_valid):
+    here = trace.get_current_span()
+    context, links = _elsewhere(within, here.get_span_context()) if within else (None, [])
+    if context is None and not here.is_recording():
         return nullcontext()
     return _provider.get_tracer("comfyfleet").start_as_current_span(
         name,
-        context=given if is_elsewhere else None,
-        links=[trace.Link(here)] if is_elsewhere and here.is_valid else [],
+        context=context,
+        links=links,
         kind=trace.SpanKind.CLIENT if is_call else trace.SpanKind.INTERNAL,
         attributes=attributes,
     )
+
+
+def _elsewhere(within: str, here: Any) -> tuple[Any, list[Any]]:
+    """Where a span of another trace begins, and from where one came to it; None if this is it."""
+    from opentelemetry import trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    given = TraceContextTextMapPropagator().extract({"traceparent": within})
+    asked = trace.get_current_span(given).get_span_context()
+    if not asked.is_valid or asked.trace_id == here.trace_id:
+        return None, []
+    return given, [trace.Link(here)] if here.is_valid else []
 
 
 def traceparent() -> str | None:

@@ -16,7 +16,7 @@ def watch(engine: Engine) -> None:
 
     class WithinWork(EngineTracer):
         def _before_cur_exec(self, *told: Any) -> Any:
-            if trace.get_current_span().get_span_context().is_valid:
+            if trace.get_current_span().is_recording():
                 return super()._before_cur_exec(*told)  # type: ignore[no-untyped-call]
             return told[2], told[3]  # the statement and its parameters, as they are
 

@@ -10,14 +10,15 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from models import logs
+from models.log_secrets import scrub
 
 
 class BadSetting(ValueError):
     """A setting can't be used as it is; the message names it and says what would do."""
 
 
-def setting(default: Any, text: str, *, one_of: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"help": text, "one_of": one_of})
+def setting(default: Any, text: str, *, one_of: tuple[str, ...] = (), secret: bool = False) -> Any:
+    return field(default=default, metadata={"help": text, "one_of": one_of}, repr=not secret)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,21 +32,25 @@ class Settings:
     log_level: str = setting("info", "What is said at all, from this on.", one_of=logs.LEVELS)
 
     central_url: str = setting(
-        "sqlite:///.state/central.db", "SQLAlchemy URL of the central database."
+        "sqlite:///.state/central.db", "SQLAlchemy URL of the central database.", secret=True
     )
     pool_urls: str = setting(
         "main=sqlite:///.state/pool-main.db",
         "Tenant pools as name=URL, separated by spaces. New tenants go to the first.",
+        secret=True,
     )
     owner_urls: str = setting(
         "",
         "URLs of the schema owner for `db migrate`, as central=URL name=URL ...; "
         "empty: the same as the application's.",
+        secret=True,
     )
     database_connections: int = setting(
         8, "Connections a process keeps to each database; as many again in a burst."
     )
-    redis_url: str = setting("redis://127.0.0.1:6379/0", "Broker of the tickets, and rate limits.")
+    redis_url: str = setting(
+        "redis://127.0.0.1:6379/0", "Broker of the tickets, and rate limits.", secret=True
+    )
 
     storage_url: str = setting(
         "file://.state/objects",
@@ -57,7 +62,9 @@ class Settings:
         "http://127.0.0.1:8000", "Address under which clients reach the webapp; signed local URLs."
     )
     secret_key: str = setting(
-        "", "Signs the URLs of local storage; at least 32 characters. Required to serve."
+        "",
+        "Signs the URLs of local storage; at least 32 characters. Required to serve.",
+        secret=True,
     )
 
     url_seconds: int = setting(3600, "Lifetime of a presigned URL.")
@@ -91,6 +98,7 @@ class Settings:
         "",
         "What workers show to register: SECRET (any fleet) or SLUG=SECRET, separated by spaces; "
         "several are valid at once.",
+        secret=True,
     )
     worker_gone_seconds: int = setting(
         180, "A worker not heard of for this long has left: its id and its place are free."
@@ -232,6 +240,7 @@ def _pairs(name: str, text: str) -> dict[str, str]:
     for word in text.split():
         key, equals, value = word.partition("=")
         if not (key and equals and value):
-            raise BadSetting(f"COMFYFLEET_{name.upper()}: {word!r} is not of the form name=value.")
+            shown = scrub(word)
+            raise BadSetting(f"COMFYFLEET_{name.upper()}: {shown!r} is not of the form name=value.")
         pairs[key] = value
     return pairs

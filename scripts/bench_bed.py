@@ -39,14 +39,20 @@ class Bed:
 
     @contextmanager
     def gunicorn(
-        self, app: str, *, port: int = 0, workers: int = 2, threads: int = 4
+        self,
+        app: str,
+        *,
+        port: int = 0,
+        workers: int = 2,
+        threads: int = 4,
+        options: Sequence[str] = (),
     ) -> Iterator[int]:
         """An application behind the server we recommend; yields its port."""
         port = port or free_port()
         arguments = f"--bind 127.0.0.1:{port} --workers {workers} --threads {threads}".split()
         command = [
             sys.executable, "-m", "gunicorn", "--worker-class", "gthread", "--keep-alive", "75",
-            "--no-control-socket", "--preload", *arguments, app,
+            "--no-control-socket", "--preload", *arguments, *options, app,
         ]  # fmt: skip
         with self.program(f"gunicorn-{port}", command, lambda: _answers(port)):
             yield port

@@ -18,6 +18,8 @@ CONNECTIONS = 8
 WARM_UP_SECONDS = 3.0
 ROUND_SECONDS = 1.0
 ROUNDS = 30
+#: With a line of JSON for each request, as `comfyfleet serve` has it.
+LOGGED = ("--config", "python:webapp.gunicorn_hooks", "--access-logfile", "-")
 
 
 def run() -> Result:
@@ -27,14 +29,14 @@ def run() -> Result:
         tokens = buyers(made)
         with (
             made.gunicorn("webapp.wsgi:app") as ours,
+            made.gunicorn("webapp.wsgi:app", options=LOGGED) as logged,
             made.gunicorn("scripts.bench_bare:app") as bare,
         ):
-            return _compare(ours, bare, tokens)
+            return _compare({"ours": ours, "logged": logged, "bare": bare}, tokens)
 
 
-def _compare(ours: int, bare: int, tokens: list[str]) -> Result:
-    """Many short rounds in turns, so that both see the same moods of the machine."""
-    ports = {"ours": ours, "bare": bare}
+def _compare(ports: dict[str, int], tokens: list[str]) -> Result:
+    """Many short rounds in turns, so that all see the same moods of the machine."""
     for port in ports.values():
         load.drive(port, orders(tokens), connections=CONNECTIONS, seconds=WARM_UP_SECONDS)
     rates: dict[str, list[float]] = {name: [] for name in ports}
@@ -55,6 +57,7 @@ def _compare(ours: int, bare: int, tokens: list[str]) -> Result:
     figures = {
         "submit_rate_ratio": statistics.median(map(truediv, rates["ours"], rates["bare"])),
         "submit_p99_ratio": p99["ours"] / p99["bare"],
+        "submit_logged_rate_ratio": statistics.median(map(truediv, rates["logged"], rates["ours"])),
         "submit_requests_per_second": statistics.median(rates["ours"]),
         "bare_requests_per_second": statistics.median(rates["bare"]),
         "submit_p50_ms": p50["ours"],

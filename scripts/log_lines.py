@@ -68,6 +68,9 @@ class LogLines:
         try:
             with self.file(name).open("ab", buffering=0) as file:
                 file.write(line)
+                is_large = file.tell() > LARGEST_FILE
+            if is_large:
+                _put_aside_if_large(self.file(name))
         except OSError as error:
             if name not in self._unwritable:
                 self._unwritable.add(name)

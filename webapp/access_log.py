@@ -37,7 +37,6 @@ class Logger(glogging.Logger):  # type: ignore[misc]
         status = int(str(resp.status or 500).split()[0])
         seconds = request_time.total_seconds()
         fields = {
-            **environ.get(KNOWN, {}),
             "method": method,
             "path": path,
             "status": status,
@@ -46,4 +45,5 @@ class Logger(glogging.Logger):  # type: ignore[misc]
             "remote": environ.get("REMOTE_ADDR"),
         }
         told = (method, path, status, seconds * 1000)
-        self.access_log.info("%s %s %d in %.0f ms", *told, extra={"fields": fields})
+        with logs.about(**environ.get(KNOWN, {})):
+            self.access_log.info("%s %s %d in %.0f ms", *told, extra={"fields": fields})

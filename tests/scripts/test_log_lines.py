@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from scripts.log_lines import LogLines
+from scripts.log_lines import LARGEST_FILE, LogLines
 from scripts.screen import MOST_LINES
 from tests.scripts.programs import LIVES, PATIENCE_SECONDS, is_alive, programs, wait_until
 
@@ -140,3 +140,16 @@ def test_what_a_part_said_last_is_told_as_people_read_it(tmp_path: Path) -> None
     [shown] = lines.tail("web")
     assert shown.endswith("info     ready")
     lines.close()
+
+
+def test_a_log_that_grows_is_put_aside_so_that_the_disk_is_not_filled(tmp_path: Path) -> None:
+    lines = 2 * LARGEST_FILE // 60_000
+    talks = f"for number in range({lines}): print('x' * 60_000)"
+    with programs(tmp_path, f"web:0:{talks}\nprint('the last')\nanswer()\n{LIVES}") as stack:
+        stack.all_answer()
+        log = tmp_path / "logs/web.log"
+        wait_until(lambda: "the last" in log.read_text(), "everything is in the file")
+        assert log.stat().st_size < LARGEST_FILE
+        assert LARGEST_FILE < log.with_suffix(".log.1").stat().st_size < 1.1 * LARGEST_FILE
+        stack.process.send_signal(signal.SIGTERM)
+        assert stack.ended()[0] == 0
