@@ -74,6 +74,8 @@ def keep(
     """
     if code is None or code not in frozenset(DeadLetterReason):
         return None
+    if letter := find_by_dispatch(session, dispatch.id):
+        return letter  # central was restored from a backup, and the work was ordered again before
     return _write(session, dispatch, reason=code, error=error, trace=trace)
 
 

@@ -23,6 +23,7 @@ from models.dead_letters import DeadLetter, DeadLetterStatus
 from models.dispatches import Dispatch, DispatchStatus
 from models.effects import Effect
 from models.errors import EffectUnavailable, NotFound, NotPossibleNow
+from models.fleets import Fleet
 from models.jobs import Job
 from models.orders import Order
 from models.workflows import Workflow
@@ -80,7 +81,7 @@ def _order(backend: Backend, dispatch: Dispatch, actor: str) -> Job:
     with backend.databases.tenant(dispatch.tenant_id) as session:
         old = _job_of(session, dispatch)
     with backend.databases.central(read_only=True) as session:
-        _require_on_offer(session, old, stage=backend.settings.stage)
+        _require_on_offer(session, old, dispatch, stage=backend.settings.stage)
     with backend.databases.tenant(dispatch.tenant_id) as session:
         ledger.lock_wallet(session, user_id=old.user_id)  # so that nobody else takes this key
         order = _the_same(old, dispatch, key=_next_key(session, dispatch), actor=actor)
@@ -97,8 +98,11 @@ def _job_of(session: Session, dispatch: Dispatch) -> Job:
         raise NotPossibleNow("The row of its job is gone: nobody knows what it was.") from None
 
 
-def _require_on_offer(session: Session, old: Job, *, stage: str) -> None:
+def _require_on_offer(session: Session, old: Job, dispatch: Dispatch, *, stage: str) -> None:
     """What was switched off stays off, for operators too: they can switch it on first."""
+    where = session.get_one(Fleet, dispatch.fleet_id).stage
+    if where != stage:
+        raise NotPossibleNow(f"It belongs to stage {where!r}; this is {stage!r}.")
     effect = session.get(Effect, old.effect_id)
     workflow = session.get(Workflow, old.workflow_id)
     if not (effect and effect.is_active and workflow and workflow.is_active):

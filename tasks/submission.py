@@ -34,6 +34,7 @@ from models import (
     properties,
     traces,
 )
+from models.dispatches import Dispatch
 from models.effects import Effect
 from models.errors import EffectUnavailable, InvalidInput, NotFound, Refusal
 from models.fleets import Fleet, WorkflowFleet
@@ -250,11 +251,21 @@ def _join(backend: Backend, job: Job, fleet: Fleet, traceparent: str | None) -> 
     if backend.databases.on_postgres and job.origin is None:
         return hot_path.join(backend.databases, **waiting)
     with backend.databases.central() as session:
-        if job.origin is not None:  # from now on it will be served: its letter is done with
-            failed = dispatches.locked(session, UUID(job.origin["dispatch_id"]))
-            dead_letters.redriven(session, failed.id, job_id=job.id, actor=job.origin["actor"])
-            waiting["priority"] = failed.priority
+        if job.origin is not None:
+            waiting["priority"] = _leave_letter(session, job, job.origin)
         return lanes.join(session, **waiting)
+
+
+def _leave_letter(session: Session, job: Job, origin: dict[str, Any]) -> int:
+    """A job that was ordered again will be served: its letter is done with. The old priority.
+
+    A restored backup may know nothing of what failed; the job is paid for all the same.
+    """
+    failed = session.get(Dispatch, UUID(origin["dispatch_id"]), with_for_update=True)
+    if failed is None:
+        return 0
+    dead_letters.redriven(session, failed.id, job_id=job.id, actor=origin["actor"])
+    return failed.priority
 
 
 def _mark_queued_later(backend: Backend, job: Job) -> None:

@@ -14,6 +14,7 @@ from redis import Redis
 from models import dead_letters, effects, jobs, lanes, ledger_audit, videos
 from models.base import utcnow
 from models.dead_letters import DeadLetter, DeadLetterStatus
+from models.dispatches import Dispatch
 from models.effects import Effect
 from models.errors import (
     DATABASE_AWAY,
@@ -253,6 +254,52 @@ def test_a_letter_whose_job_is_gone_can_only_be_discarded(demo: Backend, ada: Pe
     with pytest.raises(NotPossibleNow, match="is gone"):
         redrive.redrive(demo, letter.id, actor=BOSS)
     assert redrive.discard(demo, letter.id, actor=BOSS).status == DeadLetterStatus.DISCARDED
+
+
+def test_another_stage_orders_its_own_work_only(demo: Backend, ada: Person) -> None:
+    letter = kept(demo, given_up(demo, ada))
+    elsewhere = Backend.open(replace(demo.settings, stage="production"))
+    with pytest.raises(NotPossibleNow, match="stage 'dev'"):
+        redrive.redrive(elsewhere, letter.id, actor=BOSS)
+    elsewhere.close()
+    assert len(every_job(demo, ada)) == 1
+
+
+def forget_in_central(backend: Backend, letter: DeadLetter) -> None:
+    """Central was restored from a backup that knows nothing of what failed."""
+    with backend.databases.central() as session:
+        for table, key in ((DeadLetter, letter.id), (Dispatch, letter.dispatch_id)):
+            session.delete(session.get_one(table, key))
+            session.flush()
+
+
+def test_a_redrive_whose_letter_is_gone_is_served_all_the_same(demo: Backend, ada: Person) -> None:
+    """It is paid for; only that it was a redrive is forgotten."""
+    letter = kept(demo, given_up(demo, ada))
+    with letters.dying_in_central(demo):
+        redrive.redrive(demo, letter.id, actor=BOSS)
+    forget_in_central(demo, letter)
+    assert reconcile.run_once(demo, now=utcnow() + timedelta(seconds=11)).healed == 1
+    assert letters.dispatch_of(demo, every_job(demo, ada)[-1]).status == "queued"
+
+
+def test_a_dispatch_that_a_backup_brought_back_ends_after_its_work_was_ordered_again(
+    demo: Backend, ada: Person
+) -> None:
+    old = given_up(demo, ada)
+    letter = kept(demo, old)
+    with letters.dying_in_central(demo):
+        redrive.redrive(demo, letter.id, actor=BOSS)
+    with demo.databases.central() as session:  # as it was before it failed
+        session.delete(session.get_one(DeadLetter, letter.id))
+        session.flush()
+        session.get_one(Dispatch, letter.dispatch_id).status = "queued"
+    reconcile.run_once(demo, now=utcnow() + timedelta(seconds=11))
+    new = every_job(demo, ada)[-1]
+    assert kept(demo, old).redriven_job_id == new.id
+    outcomes.settle(demo, letters.stored(demo, ada, old.id))
+    assert letters.dispatch_of(demo, old).status == "failed"
+    assert kept(demo, old).status == DeadLetterStatus.REDRIVEN
 
 
 def test_a_letter_that_is_none_is_not_found(demo: Backend) -> None:
