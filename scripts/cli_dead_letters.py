@@ -42,12 +42,12 @@ def list_letters(status: str, fleet: str | None, limit: int, as_json: bool) -> N
     from webapp.shapes import brief
 
     only = None if status == "all" else status
-    wanted = dispatch_list.letters_wanted(status=only, fleet=fleet)
-    newest = wanted.order_by(DeadLetter.created_at.desc(), DeadLetter.id.desc()).limit(limit)
     with (
         closing(open_backend(pools_may_be_away=True)) as backend,
         backend.databases.central(read_only=True) as session,
     ):
+        wanted = dispatch_list.letters_wanted(session, status=only, fleet=fleet)
+        newest = wanted.order_by(DeadLetter.created_at.desc(), DeadLetter.id.desc()).limit(limit)
         shown = dispatch_list.letters_shown(session, session.scalars(newest).all())
     rows = [
         [
@@ -165,8 +165,8 @@ def _open_of(backend: "Backend", fleet: str) -> list[UUID]:
     from models.dead_letters import DeadLetter
     from tasks import dispatch_list
 
-    wanted = dispatch_list.letters_wanted(status="open", fleet=fleet)
     with backend.databases.central(read_only=True) as session:
+        wanted = dispatch_list.letters_wanted(session, status="open", fleet=fleet)
         found = session.scalars(wanted.order_by(DeadLetter.created_at, DeadLetter.id))
         return [letter.id for letter in found]
 

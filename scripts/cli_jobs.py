@@ -40,11 +40,12 @@ def list_jobs(
 
     with closing(open_backend(pools_may_be_away=True)) as backend:
         tenant_id = _tenant_of(backend, email) if email else None
-        wanted = dispatch_list.dispatches_wanted(status=status, fleet=fleet, tenant_id=tenant_id)
-        newest = wanted.order_by(Dispatch.created_at.desc(), Dispatch.id.desc()).limit(limit)
         with backend.databases.central(read_only=True) as session:
-            found = session.scalars(newest).all()
-            shown = dispatch_list.dispatches_shown(session, found)
+            wanted = dispatch_list.dispatches_wanted(
+                session, status=status, fleet=fleet, tenant_id=tenant_id
+            )
+            newest = wanted.order_by(Dispatch.created_at.desc(), Dispatch.id.desc()).limit(limit)
+            shown = dispatch_list.dispatches_shown(session, session.scalars(newest).all())
     rows = [_row(one.dispatch, one.fleet.slug, one.workflow) for one in shown]
     show(as_json, [admin_dispatches.shape(one) for one in shown], table(HEADINGS, rows))
 

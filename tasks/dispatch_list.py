@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, false, select
 from sqlalchemy.orm import Session
 
 from models import dispatches
@@ -40,34 +40,41 @@ class ShownLetter:
 
 
 def dispatches_wanted(
-    *, status: str | None = None, fleet: str | None = None, tenant_id: UUID | None = None
+    session: Session,
+    *,
+    status: str | None = None,
+    fleet: str | None = None,
+    tenant_id: UUID | None = None,
 ) -> Select[tuple[Dispatch]]:
     query = select(Dispatch)
     if status is not None:
         query = query.where(Dispatch.status == status)
-    return _of(query, fleet, tenant_id)
+    return _of(session, query, fleet, tenant_id)
 
 
 def letters_wanted(
+    session: Session,
     *,
     status: str | None = None,
-    reason: str | None = None,
     fleet: str | None = None,
     tenant_id: UUID | None = None,
 ) -> Select[tuple[DeadLetter]]:
     query = select(DeadLetter)
     if status is not None:
         query = query.where(DeadLetter.status == status)
-    if reason is not None:
-        query = query.where(DeadLetter.reason == reason)
     if fleet is None and tenant_id is None:
         return query
-    return _of(query.join(Dispatch, Dispatch.id == DeadLetter.dispatch_id), fleet, tenant_id)
+    query = query.join(Dispatch, Dispatch.id == DeadLetter.dispatch_id)
+    return _of(session, query, fleet, tenant_id)
 
 
-def _of(query: Select[Any], fleet: str | None, tenant_id: UUID | None) -> Select[Any]:
+def _of(
+    session: Session, query: Select[Any], fleet: str | None, tenant_id: UUID | None
+) -> Select[Any]:
     if fleet is not None:
-        query = query.where(Dispatch.fleet_id.in_(select(Fleet.id).where(Fleet.slug == fleet)))
+        # Looked up first: the database then knows whether it asks for many rows or for none.
+        ids = session.scalars(select(Fleet.id).where(Fleet.slug == fleet)).all()
+        query = query.where(Dispatch.fleet_id.in_(ids) if ids else false())
     if tenant_id is not None:
         query = query.where(Dispatch.tenant_id == tenant_id)
     return query

@@ -130,7 +130,7 @@ def list_dead_letters(query: dict[str, Any]) -> dict[str, Any]:
     with backend().databases.central(read_only=True) as session:
         found, cursor = page(
             session,
-            dispatch_list.letters_wanted(**asked),
+            dispatch_list.letters_wanted(session, **asked),
             newest=(DeadLetter.created_at, DeadLetter.id),
             scope=f"admin-dead-letters {asked}",
             **query,

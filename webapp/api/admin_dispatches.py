@@ -140,7 +140,7 @@ def list_dispatches(query: dict[str, Any]) -> dict[str, Any]:
     with backend().databases.central(read_only=True) as session:
         found, cursor = page(
             session,
-            dispatch_list.dispatches_wanted(**asked),
+            dispatch_list.dispatches_wanted(session, **asked),
             newest=(Dispatch.created_at, Dispatch.id),
             scope=f"admin-dispatches {asked}",
             **query,
