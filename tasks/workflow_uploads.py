@@ -13,6 +13,8 @@ from models.object_paths import graph_key
 from models.workflows import Recipe, Uploaded, Workflow, WorkflowChange, WorkflowVersion
 from tasks.backend import Backend
 
+GONE = "Its graph is gone from storage. Upload it again."
+
 
 def upload(
     backend: Backend,
@@ -115,12 +117,15 @@ def _usable(
             field = "version" if version is not None else "content_hash"
             raise InvalidInput.field(field, missing.detail) from None
     if backend.store.head(graph_key(found.content_hash)) is None:
-        raise NotPossibleNow("Its graph is gone from storage. Upload it again.")
+        raise NotPossibleNow(GONE)
     return found
 
 
 def recipe_of(backend: Backend, version: WorkflowVersion) -> Recipe:
-    return Recipe.from_bytes(backend.store.read(graph_key(version.content_hash)))
+    try:
+        return Recipe.from_bytes(backend.store.read(graph_key(version.content_hash)))
+    except NotFound:
+        raise NotPossibleNow(GONE) from None
 
 
 def _tell(backend: Backend) -> None:

@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import pytest
 
+from models import ledger_audit
 from models.users import Role
 from tests.webapp.calls import (
     NOBODY,
@@ -12,6 +13,8 @@ from tests.webapp.calls import (
     Json,
     MakeCaller,
     answered,
+    completed,
+    failed,
     has_video,
     nothing_written,
     order,
@@ -54,6 +57,18 @@ def test_an_effect_is_made_shown_and_can_be_ordered(admin: Caller, caller: MakeC
     assert ada.wallet() == {"balance": 6, "reserved": 4}
     [(event, told)] = events(admin)
     assert (event, told["effect"], told["credits_cost"]) == ("effect.create", new["slug"], 4)
+
+
+def test_an_effect_may_cost_nothing(admin: Caller, caller: MakeCaller) -> None:
+    new, ada = body(credits_cost=0), caller()
+    answered(admin.post(ADDRESS, json=new), 201)
+    first, second = (ordered(ada, new["slug"], video_id=str(has_video(ada))) for _ in range(2))
+    completed(ada, first["id"])
+    failed(ada, second["id"])
+    assert answered(ada.get(f"/api/ai-jobs/{second['id']}"))["refunded"] is True
+    assert ada.wallet() == {"balance": 0, "reserved": 0}
+    with admin.backend.databases.tenant(ada.person.tenant_id) as session:
+        assert list(ledger_audit.disagreements(session)) == []
 
 
 def test_a_name_is_given_once(admin: Caller) -> None:

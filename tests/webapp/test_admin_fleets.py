@@ -16,7 +16,7 @@ from models.base import utcnow
 from models.dispatches import Dispatch
 from models.fleets import Fleet, WorkflowFleet
 from models.users import Role
-from tasks import sweepers
+from tasks import reconcile, sweepers
 from tasks.backend import Backend
 from tests.webapp.calls import (
     Caller,
@@ -263,6 +263,32 @@ def test_mappings_at_once_end_as_one_of_them_and_strand_nothing(
         winner = session.get_one(Fleet, home.fleet_id).slug
     gpu = Gpu(app, winner).join()
     assert [held and held["job_id"] for held in (gpu.poll() for _ in jobs)] == jobs
+
+
+def order_five(caller: Caller, effect: str) -> list[str]:
+    return [ordered(caller, effect)["id"] for _ in range(5)]
+
+
+def test_orders_during_changes_of_the_mapping_are_all_found(
+    app: Flask, admin: Caller, caller: MakeCaller, effect: str
+) -> None:
+    """Each ends up where its workflow runs: at once, or by the reconciler."""
+    homes, people = [effect, made(admin)["slug"]], [caller(tokens=100) for _ in range(3)]
+
+    def move() -> None:
+        for number in range(8):
+            answered(mapped(admin, homes[(number + 1) % 2], effect))
+
+    with ThreadPoolExecutor(4) as pool:
+        moving = pool.submit(move)
+        orders = [
+            pool.submit(lambda p=p: [ordered(p, effect)["id"] for _ in range(5)]) for p in people
+        ]
+        moving.result(timeout=90)
+        jobs = {job for one in orders for job in one.result(timeout=90)}
+    reconcile.move_stranded(admin.backend)
+    gpu = Gpu(app, effect).join()
+    assert {lease["job_id"] for lease in iter(gpu.poll, None) if lease} == jobs
 
 
 def test_a_job_ordered_in_the_moment_of_unmapping_is_refunded(

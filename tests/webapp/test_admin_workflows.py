@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from models.audit import AuditLog
+from models.object_paths import graph_key
 from models.users import Role
 from tests.webapp.calls import Caller, Json, MakeCaller, answered, is_utc, nothing_written, refused
 
@@ -147,6 +148,16 @@ def test_what_does_not_exist_is_not_found(admin: Caller) -> None:
         refused(admin.get(f"{ADDRESS}/nothing/versions"), 404, "not_found")
         refused(changed(admin, "nothing", is_active=False), 404, "not_found")
         refused(changed(admin, "nothing", version=1), 404, "not_found")
+
+
+def test_a_graph_that_is_gone_is_told_and_brought_back_by_the_same_upload(admin: Caller) -> None:
+    new = body()
+    made = answered(admin.post(ADDRESS, json=new), 201)
+    admin.backend.store.delete(graph_key(made["content_hash"]))
+    refused(admin.get(f"{ADDRESS}/{new['slug']}"), 409, "not_possible_now")
+    refused(changed(admin, new["slug"], version=1), 409, "not_possible_now")
+    answered(admin.post(ADDRESS, json=new), 200)
+    assert answered(admin.get(f"{ADDRESS}/{new['slug']}"))["graph"] == GRAPH
 
 
 # Hostile uploads

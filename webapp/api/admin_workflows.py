@@ -166,6 +166,7 @@ def list_workflows(query: dict[str, Any]) -> dict[str, Any]:
 @blueprint.arguments(VersionQuery, location="query")
 @blueprint.response(200, WholeWorkflowSchema)
 @blueprint.alt_response(404, "NOT_FOUND")
+@blueprint.alt_response(409, "CONFLICT")
 def show_workflow(query: dict[str, Any], slug: str) -> dict[str, Any]:
     """One workflow, with the graph of the version in use or of another one"""
     with backend().databases.central(read_only=True) as session:
