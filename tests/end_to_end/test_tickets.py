@@ -16,7 +16,7 @@ from tests.end_to_end.running_part import until
 
 
 def ticket(job_id: str = "some-dispatch") -> dict[str, Any]:
-    message: dict[str, Any] = json.loads(TicketForm(FLEET).fill(job_id))
+    message: dict[str, Any] = json.loads(TicketForm(FLEET).fill(job_id, ""))
     return message
 
 
@@ -112,7 +112,7 @@ def test_the_same_ticket_twice_is_one_run(two_workers: House) -> None:
     job_id = jobs.order_slow(house, seconds=2)
     dispatch = jobs.dispatch_of(house, job_id)
     assert dispatch is not None
-    again = TicketForm(FLEET).fill(str(dispatch.id)).encode()
+    again = TicketForm(FLEET).fill(str(dispatch.id), "").encode()
     with house.redis_client() as redis:
         put(redis, again, again)
         jobs.require_completed(house, job_id)

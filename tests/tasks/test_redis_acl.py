@@ -85,7 +85,7 @@ def confined_worker(stack: SmallStack, admin: Redis, name: str) -> Iterator[Work
 
 def lose_a_ticket(admin: Redis) -> str:
     """A worker took it and died, long ago. Returns the name under which it is kept."""
-    message = json.loads(TicketForm(FLEET).fill("lost-ticket"))
+    message = json.loads(TicketForm(FLEET).fill("lost-ticket", ""))
     tag: str = message["properties"]["delivery_tag"]
     admin.hset(f"{FLEET}.unacked", tag, json.dumps([message, "", FLEET]))
     admin.zadd(f"{FLEET}.unacked_index", {tag: 1})
