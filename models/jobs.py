@@ -111,7 +111,7 @@ class Job(TenantBase):
     created_at: Mapped[datetime] = mapped_column(default=utcnow)
     started_at: Mapped[datetime | None]
     completed_at: Mapped[datetime | None]
-    untold_since: Mapped[datetime | None]  # it ended, maybe without a dispatch: settle it
+    untold_since: Mapped[datetime | None]  # it has no result, and central may not know yet
 
     outputs: Mapped[list["JobOutput"]] = relationship(
         lazy="selectin", order_by="JobOutput.position"
@@ -260,11 +260,9 @@ def _end_without_result(
     if not job.is_active:
         return job
     ledger.refund(session, user_id=job.user_id, job_id=job.id)
-    was_submitting = job.status == JobStatus.SUBMITTING
     job.status = status
     job.completed_at = job.refunded_at = utcnow()
-    if was_submitting:  # no dispatch may be there by which somebody would find it
-        job.untold_since = job.completed_at
+    job.untold_since = job.completed_at
     job.error_code, job.error_message = code, message
     _end_video(session, job, VideoStatus.FAILED, error=message)
     session.flush()
@@ -272,13 +270,15 @@ def _end_without_result(
 
 
 def untold(session: Session, *, before: datetime, limit: int) -> list[Job]:
-    """Jobs that ended, and central may never have heard of it."""
+    """Jobs that ended without a result, and central may never have heard of it."""
     query = select(Job).where(_IS_UNTOLD, Job.untold_since <= before)
     return list(session.scalars(query.order_by(Job.untold_since).limit(limit)))
 
 
-def note_told(session: Session, job_id: UUID) -> None:
-    session.execute(update(Job).where(Job.id == job_id).values(untold_since=None))
+def note_told(session: Session, job_ids: list[UUID]) -> None:
+    """Their dispatches followed them, and whoever listens was told."""
+    statement = update(Job).where(Job.id.in_(job_ids)).values(untold_since=None)
+    session.execute(statement.execution_options(synchronize_session=False))
 
 
 def newest_of_videos(session: Session, video_ids: list[UUID]) -> dict[UUID, Job]:

@@ -18,20 +18,17 @@ from sqlalchemy.orm import Session
 from models import (
     audit,
     dead_letters,
-    deliveries,
     dispatches,
     effects,
     hot_worker,
     jobs,
     logs,
-    messages,
 )
-from models.base import utcnow
 from models.dispatches import Dispatch, DispatchStatus, Lease
 from models.files import Output
 from models.fleets import Fleet
 from models.jobs import Job, JobStatus
-from tasks import error_text
+from tasks import error_text, telling
 from tasks.backend import Backend
 
 logger = logging.getLogger(__name__)
@@ -63,8 +60,7 @@ def complete(
         )
         if job is not None:
             told = hot_worker.follow(backend.databases, dispatch, job, actor=actor, details=details)
-            _send_soon(backend, told)
-            backend.news.tell(job.id)
+            telling.central_knows(backend, job, told=told)
             return job
     with backend.databases.tenant(dispatch.tenant_id) as session:
         job = jobs.complete(
@@ -72,8 +68,7 @@ def complete(
         )
     with backend.databases.central() as session:
         told = _follow(session, dispatch.id, job, actor=actor, **details)
-    _send_soon(backend, told)
-    backend.news.tell(job.id)
+    telling.central_knows(backend, job, told=told)
     return job
 
 
@@ -94,8 +89,7 @@ def fail(
         job = jobs.fail(session, dispatch.tenant_job_id, code=code, message=message)
     with backend.databases.central() as session:
         told = _follow(session, dispatch.id, job, error=error, trace=trace, actor=actor, **details)
-    _send_soon(backend, told)
-    backend.news.tell(job.id)
+    telling.central_knows(backend, job, told=told)
     logger.warning("Job %s failed: %s.", job.id, job.error_code or job.status)
     return job
 
@@ -233,15 +227,9 @@ def end_without_job(backend: Backend, dispatch_id: UUID, *, error: str) -> None:
         if not was_open:
             return
         note(session, "job.fail", dispatch, actor=SYSTEM, code="not_runnable", error=error)
-        message = messages.job_ended(
-            job_id=dispatch.tenant_job_id,
-            user_id=dispatch.user_id,
-            status=JobStatus.FAILED,
-            error_code="not_runnable",
-            at=dispatch.updated_at,
-        )
-        told = deliveries.tell(session, dispatch.tenant_id, message)
-    _send_soon(backend, told)
+        told = telling.tell_without_job(session, dispatch, error_code="not_runnable")
+    if told:
+        backend.bell.call_courier()
 
 
 def settle(
@@ -252,15 +240,12 @@ def settle(
         return None
     with backend.databases.central() as session:
         dispatch = dispatches.find_by_job(session, job.tenant_id, job.id)
+        told = 0
         if dispatch is not None:
-            told = _follow(session, dispatch.id, job, error=error, actor=actor)
-        else:
-            told = _tell(session, job) if job.untold_since else 0
-    if job.untold_since:
-        with backend.databases.tenant(job.tenant_id) as session:
-            jobs.note_told(session, job.id)
-    _send_soon(backend, told)
-    backend.news.tell(job.id)
+            told += _follow(session, dispatch.id, job, error=error, actor=actor)
+        if job.untold_since:  # it may have no dispatch, or one that ended without it
+            told += telling.tell(session, job)
+    telling.central_knows(backend, job, told=told)
     return dispatch
 
 
@@ -305,23 +290,7 @@ def _follow(
         return 0
     note(session, _EVENTS[JobStatus(job.status)], dispatch, actor=actor, **details)
     dead_letters.keep(session, dispatch, code=job.error_code, error=error, trace=trace)
-    return _tell(session, job, user_id=dispatch.user_id)
-
-
-def _tell(session: Session, job: Job, *, user_id: UUID | None = None) -> int:
-    message = messages.job_ended(
-        job_id=job.id,
-        user_id=user_id or job.user_id,
-        status=job.status,
-        error_code=job.error_code,
-        at=job.completed_at or utcnow(),
-    )
-    return deliveries.tell(session, job.tenant_id, message)
-
-
-def _send_soon(backend: Backend, told: int) -> None:
-    if told:
-        backend.bell.call_courier()
+    return telling.tell(session, job, user_id=dispatch.user_id)
 
 
 def note_lost_lease(session: Session, dispatch: Dispatch, *, attempt: int) -> None:

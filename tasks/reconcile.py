@@ -2,7 +2,7 @@
 
 submitting jobs        their dispatch is created (again), and they are queued
 submitting for long    failed and refunded
-ends without dispatch  told to whoever listens, as those with one are
+ends without a result  central hears of them, and so does whoever listens
 locked out workers     hold nothing: their leases run out at once
 expired leases         queued again, or failed and refunded when that was the last try
 stranded jobs          their workflow moved while they were held: they move after it
@@ -88,7 +88,7 @@ def _refund(backend: Backend, orphan: Job) -> bool:
 
 
 def settle_untold(backend: Backend, *, now: datetime) -> int:
-    """Jobs that ended while they were `submitting`: no dispatch may lead anybody to them."""
+    """Jobs that ended without a result: central may not know, and no dispatch lead to them."""
     before = now - timedelta(seconds=GRACE_SECONDS)
 
     def settle(job: Job) -> bool:

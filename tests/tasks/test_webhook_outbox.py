@@ -17,7 +17,7 @@ from models.fleets import WorkflowFleet
 from models.jobs import Job
 from models.messages import Message
 from models.webhooks import WebhookDelivery, WebhookEndpoint
-from tasks import catalog, money, outcomes, reconcile, reports, submission
+from tasks import catalog, money, orphans, outcomes, reconcile, reports, submission
 from tasks.backend import Backend
 from tests.fixtures import MakePerson, Person, make_person
 from tests.tasks import gpu, orders
@@ -194,17 +194,58 @@ def test_and_also_if_the_process_dies_between_the_databases(
             jobs.compensate(session, undispatched.id, note="x")
     assert told(demo) == []
     assert reconcile.run_once(demo).settled == 0  # somebody may be at it
-    soon = utcnow() + timedelta(seconds=11)
-    assert [reconcile.run_once(demo, now=soon).settled for _ in range(2)] == [1, 0]
+    assert [settled_in_a_while(demo) for _ in range(2)] == [1, 0]
     assert len(told(demo)) == 1
+
+
+def settled_in_a_while(backend: Backend) -> int:
+    settled = reconcile.run_once(backend, now=utcnow() + timedelta(seconds=11)).settled
+    backend.later.close()
+    return settled
+
+
+def test_a_crash_between_the_databases_costs_seconds_and_not_a_lease(
+    demo: Backend, ada: Person
+) -> None:
+    endpoint(demo, ada, URL)
+    job = orders.order(demo, ada)
+    held(demo)
+    with demo.databases.tenant(ada.tenant_id) as session:
+        jobs.fail(session, job.id, code="too_dark", message="Too dark.")
+    assert settled_in_a_while(demo) == 1
+    dispatch = orders.dispatch_of(demo, job)
+    assert dispatch is not None
+    assert dispatch.status == "failed"
+    assert [one["error_code"] for one in told(demo)] == ["too_dark"]
+
+
+def test_a_job_that_ends_after_its_dispatch_is_told_too(demo: Backend, ada: Person) -> None:
+    """As after a backup: central was ahead, so nothing is left that could follow."""
+    job = orders.order(demo, ada)
+    dispatch = orders.dispatch_of(demo, job)
+    assert dispatch is not None
+    outcomes.end_without_job(demo, dispatch.id, error="gone")
+    endpoint(demo, ada, URL)
+    assert orphans.mend_jobs(demo) == 1
+    assert settled_in_a_while(demo) == 1
+    assert [one["error_code"] for one in told(demo)] == ["job_lost"]
+
+
+def test_what_ended_in_peace_leaves_no_note(demo: Backend, ada: Person) -> None:
+    for ends in (completes, fails, is_cancelled):
+        ends(demo, orders.order(demo, ada))
+    demo.later.close()
+    with demo.databases.pool("main") as session:
+        assert session.query(Job).filter(Job.untold_since.is_not(None)).all() == []
 
 
 def test_a_pool_that_notes_it_twice_tells_it_once(demo: Backend, undispatched: Job) -> None:
     """Told, and the process died before that was noted in the pool."""
     outcomes.cancel(demo, undispatched.tenant_id, undispatched.id)
+    demo.later.close()
     with demo.databases.tenant(undispatched.tenant_id) as session:
         session.get_one(Job, undispatched.id).untold_since = utcnow()
-    assert reconcile.run_once(demo, now=utcnow() + timedelta(seconds=11)).settled == 1
+    assert settled_in_a_while(demo) == 1
     assert len(told(demo)) == 1
 
 
