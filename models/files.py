@@ -8,6 +8,7 @@ noted (`purged_at`): a crash in between leaves a row that the sweeper finds, nev
 that nobody knows of.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -125,6 +126,14 @@ def give_up_unfinished(session: Session, *, before: datetime, limit: int) -> lis
     for file in unfinished:
         file.deleted_at = utcnow()
     return unfinished
+
+
+def mark(session: Session, condemned: Iterable[File]) -> None:
+    """They are to go: their objects are deleted next."""
+    now = utcnow()
+    for file in condemned:
+        file.deleted_at = file.deleted_at or now
+    session.flush()
 
 
 def note_purged(session: Session, file_id: UUID) -> None:

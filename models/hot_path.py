@@ -83,7 +83,7 @@ SUBMIT = Prepared(
             -%(price_tokens)s, job.id, %(now)s
         FROM job, wallet
     ), used AS (
-        UPDATE videos SET status = 'processing', error = NULL
+        UPDATE videos SET status = 'processing', error = NULL, expires_at = NULL
         FROM job WHERE videos.id = %(video_id)s
     )
     UPDATE token_wallets SET balance = token_wallets.balance - %(price_tokens)s

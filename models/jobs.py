@@ -59,6 +59,8 @@ IS_ACTIVE = text("status IN ('submitting', 'queued', 'processing')")
 _HAS_VIDEO = text("video_id IS NOT NULL")
 _IS_SUBMITTING = text("status = 'submitting'")
 _IS_UNTOLD = text("untold_since IS NOT NULL")
+# Their results have no video to go with (models/retention.py).
+HAS_OWN_RESULTS = text("status = 'completed' AND video_id IS NULL AND results_expired_at IS NULL")
 
 
 class Job(TenantBase):
@@ -88,6 +90,12 @@ class Job(TenantBase):
             sqlite_where=_IS_UNTOLD,
         ),
         Index(
+            "ix_ai_jobs_own_results",
+            "completed_at",
+            postgresql_where=HAS_OWN_RESULTS,
+            sqlite_where=HAS_OWN_RESULTS,
+        ),
+        Index(
             "ix_ai_jobs_video_id", "video_id", postgresql_where=_HAS_VIDEO, sqlite_where=_HAS_VIDEO
         ),
     )
@@ -111,6 +119,7 @@ class Job(TenantBase):
     created_at: Mapped[datetime] = mapped_column(default=utcnow)
     started_at: Mapped[datetime | None]
     completed_at: Mapped[datetime | None]
+    results_expired_at: Mapped[datetime | None]  # of a job without a video: those go with it
     untold_since: Mapped[datetime | None]  # it has no result, and central may not know yet
 
     outputs: Mapped[list["JobOutput"]] = relationship(
@@ -293,24 +302,32 @@ def remove_video(session: Session, video_id: UUID, *, user_id: UUID) -> list[Fil
     """Forget a video. Returns the files that are marked: their objects are to be deleted."""
     ledger.lock_wallet(session, user_id=user_id)  # so that no order can come in between
     video = videos.get(session, video_id, user_id=user_id, lock=True)
-    if _is_in_use(session, video):
+    condemned = files_around(session, video)
+    if in_use(session, user_id, video.id, *(file.id for file in condemned)):
         raise VideoInUse("Wait for its job to end, or cancel it first.")
     videos.remove(session, video)
-    condemned = [video.original_file]
-    for job in session.scalars(select(Job).where(Job.video_id == video.id)):
-        condemned += [output.file for output in job.outputs]
-    for file in condemned:
-        file.deleted_at = file.deleted_at or video.deleted_at
-    session.flush()
+    files.mark(session, condemned)
     return condemned
 
 
-def _is_in_use(session: Session, video: Video) -> bool:
-    """A job that has not ended works on it, or takes its file as another input."""
-    active = select(Job).where(Job.user_id == video.user_id, Job.status.in_(ACTIVE))
+def files_around(session: Session, video: Video) -> list[File]:
+    """The upload and all results."""
+    found = [video.original_file]
+    for job in session.scalars(select(Job).where(Job.video_id == video.id)):
+        found += [output.file for output in job.outputs]
+    return found
+
+
+def in_use(session: Session, user_id: UUID, *media: UUID) -> bool:
+    """A job that has not ended takes one of these videos or files as an input.
+
+    The caller holds the wallet's lock, so no order can come in between.
+    """
+    active = select(Job).where(Job.user_id == user_id, Job.status.in_(ACTIVE))
+    wanted = {str(one) for one in media}
     return any(
-        job.video_id == video.id
-        or str(video.original_file_id) in map(str, job.input_payload["values"].values())
+        str(job.video_id) in wanted
+        or not wanted.isdisjoint(map(str, job.input_payload["values"].values()))
         for job in session.scalars(active)
     )
 

@@ -63,7 +63,13 @@ def output_key(
     Another lease has other keys: a worker that lost its own can't overwrite the next one's.
     """
     output = uuid5(lease_token, name)
-    return check(f"tenants/{tenant_id}/ai-jobs/{job_id}/output-{output}.{extension(mime_type)}")
+    prefix = output_prefix(tenant_id, job_id)
+    return check(f"{prefix}output-{output}.{extension(mime_type)}")
+
+
+def output_prefix(tenant_id: UUID | str, job_id: UUID | str) -> str:
+    """What the keys of all outputs of a job begin with, those of lost leases too."""
+    return check_prefix(f"tenants/{tenant_id}/ai-jobs/{job_id}/")
 
 
 def graph_key(content_hash: str) -> str:

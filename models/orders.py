@@ -70,7 +70,7 @@ def _claim_media(session: Session, order: Order) -> None:
             video = videos.get(session, order.video_id, user_id=order.user_id, lock=True)
             if video.status == VideoStatus.EXPIRED:
                 raise NotPossibleNow("The files of this video have expired. Upload it again.")
-            video.status, video.error = VideoStatus.PROCESSING, None
+            video.status, video.error, video.expires_at = VideoStatus.PROCESSING, None, None
             field, found = "video_id", video.kind
         else:
             file = files.get(session, UUID(payload["values"][name]), user_id=order.user_id)

@@ -171,6 +171,11 @@ class Settings:
     )
     webhook_keep_days: int = setting(30, "Deliveries older than this are removed.")
 
+    upload_days: int = setting(30, "An upload without a result expires after this; 0: never.")
+    result_days: int = setting(
+        30, "Results expire this long after the last of them, with their upload; 0: never."
+    )
+
     access_token_days: int = setting(30, "Lifetime of a sign-in.")
     rate_limits: str = setting(
         "auth=20/minute register=10/minute submit=600/minute upload=120/minute api=1200/minute "

@@ -2,9 +2,12 @@
 
 uploaded    checked and ready; a job moves it on
 processing  a job works on it
-completed   the newest job succeeded; retention moves it to expired
+completed   the newest job succeeded
 failed      the newest job failed or was cancelled; a new job may try again
 expired     its files are gone
+
+At rest (uploaded, completed, failed) it has a date at which it expires, if the settings want
+that; an order takes the date away. See retention.py.
 """
 
 from datetime import datetime
@@ -27,7 +30,10 @@ class VideoStatus(StrEnum):
     EXPIRED = "expired"
 
 
-_RUNS_OUT = text("expires_at IS NOT NULL AND deleted_at IS NULL AND status <> 'expired'")
+UNDATED = text(
+    "status IN ('uploaded', 'completed', 'failed') AND expires_at IS NULL AND deleted_at IS NULL"
+)
+RUNS_OUT = text("expires_at IS NOT NULL AND deleted_at IS NULL AND status <> 'expired'")
 
 
 class Video(TenantBase):
@@ -35,9 +41,8 @@ class Video(TenantBase):
     __table_args__ = (
         one_of("status", VideoStatus),
         Index("ix_videos_user_id_created_at_id", "user_id", "created_at", "id"),
-        Index(
-            "ix_videos_runs_out", "expires_at", postgresql_where=_RUNS_OUT, sqlite_where=_RUNS_OUT
-        ),
+        Index("ix_videos_undated", "created_at", postgresql_where=UNDATED, sqlite_where=UNDATED),
+        Index("ix_videos_runs_out", "expires_at", postgresql_where=RUNS_OUT, sqlite_where=RUNS_OUT),
     )
 
     id: Mapped[UUID] = new_id()

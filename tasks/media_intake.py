@@ -25,7 +25,7 @@ def make_video(
         file = files.get(session, file_id, user_id=user_id)
     if file.status == FileStatus.PENDING:
         try:
-            _accept(backend, file)
+            _accept(backend, file, title)
         except (UploadMissing, NotFound, NotPossibleNow):
             # The same call at the same time may have accepted it, and cleared the quarantine.
             with backend.databases.tenant(tenant_id) as session:
@@ -36,7 +36,7 @@ def make_video(
         return videos.create(session, user_id=user_id, file=file, title=title or file.filename)
 
 
-def _accept(backend: Backend, file: File) -> None:
+def _accept(backend: Backend, file: File, title: str | None) -> None:
     stat = backend.store.head(file.object_key)
     if stat is None:
         raise UploadMissing("Send the file to the address you were given first.")
@@ -48,7 +48,7 @@ def _accept(backend: Backend, file: File) -> None:
         found = media.probe(upload, claimed_mime_type=file.mime_type, settings=backend.settings)
         content_hash = media.content_hash(upload)
     backend.store.copy(file.object_key, final_key, etag=stat.etag)
-    _trust(backend, file, final_key, content_hash, found)
+    _trust(backend, file, final_key, content_hash, found, title)
     backend.store.delete(file.object_key)
 
 
@@ -59,9 +59,17 @@ def _check_size(stat: Stat, file: File) -> None:
         )
 
 
-def _trust(backend: Backend, file: File, final_key: str, content_hash: str, found: Media) -> None:
+def _trust(
+    backend: Backend,
+    file: File,
+    final_key: str,
+    content_hash: str,
+    found: Media,
+    title: str | None,
+) -> None:
+    """The video at once: a file that was accepted and belongs to none would be kept for ever."""
     with backend.databases.tenant(file.tenant_id) as session:
-        files.accept(
+        accepted = files.accept(
             session,
             file.id,
             user_id=file.user_id,
@@ -73,3 +81,4 @@ def _trust(backend: Backend, file: File, final_key: str, content_hash: str, foun
             height=found.height,
             duration_seconds=found.duration_seconds,
         )
+        videos.create(session, user_id=file.user_id, file=accepted, title=title or file.filename)

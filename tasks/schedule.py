@@ -8,7 +8,16 @@ from typing import Any
 from celery.schedules import crontab
 
 from models.settings import Settings
-from tasks import cleanup, metrics, reconcile, sweepers, wallet_watch, webhook_courier
+from tasks import (
+    cleanup,
+    expiry,
+    leftovers,
+    metrics,
+    reconcile,
+    sweepers,
+    wallet_watch,
+    webhook_courier,
+)
 from tasks.backend import Backend
 from tasks.tickets import CONTROL_QUEUE
 
@@ -48,6 +57,9 @@ def control_tasks(settings: Settings) -> list[ControlTask]:
         ControlTask("sweep", 300, sweepers.run_once),
         # Nobody waits for this either: a place in the fleet is free long before.
         ControlTask("cleanup_workers", 900, cleanup.run_once),
+        # Media is kept for days, and leftovers are looked at hours later.
+        ControlTask("expire_media", 3600, expiry.run_once),
+        ControlTask("sweep_leftovers", 3600, leftovers.run_once),
     ]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
-from models import deliveries, files, object_paths, stranded
+from models import deliveries, files, object_paths, retention, stranded
 from models.base import utcnow
 from models.dispatches import Dispatch
 from models.files import File, FileStatus
@@ -18,6 +18,7 @@ from tasks.backend import Backend
 from tasks.steps import each, each_by_pool, guarded, in_every_pool, is_time_up
 
 BATCH = 1000
+DATED = 100  # at once: while they are, orders for these videos wait
 
 
 @dataclass
@@ -40,6 +41,7 @@ def run_once(backend: Backend, *, now: datetime | None = None) -> Swept:
         uploads_given_up=in_every_pool(backend, partial(_give_up_uploads, backend, before=before)),
         objects_deleted=in_every_pool(backend, partial(purge_deleted, backend)),
     )
+    in_every_pool(backend, partial(date_videos, backend))
     swept.objects_deleted += guarded(
         "the quarantine", partial(_clear_quarantine, backend, before=before)
     )
@@ -63,6 +65,18 @@ def refund_unserved(backend: Backend, *, now: datetime) -> int:
 def _refund_unserved(backend: Backend, dispatch: Dispatch) -> bool:
     error = "No fleet of this stage runs its workflow."
     return outcomes.not_started(backend, dispatch.tenant_id, dispatch.tenant_job_id, error=error)
+
+
+def date_videos(backend: Backend, pool: str) -> int:
+    """Those that came to rest since the last time get the date at which they expire."""
+    total = 0
+    while not is_time_up():
+        with backend.databases.pool(pool) as session:
+            dated = retention.date(session, backend.settings, limit=DATED)
+        total += dated
+        if dated < DATED:
+            break
+    return total
 
 
 def _give_up_uploads(backend: Backend, pool: str, *, before: datetime) -> int:
@@ -92,9 +106,14 @@ def _clear_quarantine(backend: Backend, *, before: datetime) -> int:
 
 
 def purge_deleted(backend: Backend, pool: str) -> int:
-    with backend.databases.pool(pool) as session:
-        condemned = files.to_purge(session, limit=BATCH)
-    return each(condemned, lambda file: purge(backend, file))
+    total = 0
+    while True:
+        with backend.databases.pool(pool) as session:
+            condemned = files.to_purge(session, limit=BATCH)
+        done = each(condemned, partial(purge, backend))
+        total += done
+        if done < BATCH:  # that was all, or the rest can't be deleted now
+            return total
 
 
 def purge(backend: Backend, file: File) -> bool:

@@ -1,5 +1,6 @@
 """Videos: their shape, how they follow their jobs, lists of them, and deleting them."""
 
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +11,7 @@ from models import object_paths
 from models.base import utcnow
 from models.files import File
 from models.videos import Video
-from tasks import outcomes
+from tasks import expiry, outcomes, sweepers
 from tests.webapp.calls import (
     NOBODY,
     PNG,
@@ -132,6 +133,37 @@ def test_an_expired_video_has_no_addresses_and_takes_no_job(caller: MakeCaller) 
     with nothing_written(ada.backend):
         answer = order(ada, "image-invert", video_id=str(video_id))
         refused(answer, 409, "not_possible_now")
+
+
+def test_media_that_ran_out_shows_no_addresses(caller: MakeCaller) -> None:
+    """Neither its video nor its jobs do; what it cost, and that it completed, stays."""
+    ada = caller(tokens=100)
+    video_id = has_video(ada)
+    with_video = ordered(ada, "image-invert", video_id=str(video_id))
+    completed(ada, with_video["id"])
+    without = ordered(ada, "colour-card")
+    completed(ada, without["id"])
+    before = ada.wallet()
+    sweepers.run_once(ada.backend)
+    dated = shown(ada, video_id)
+    assert dated["processed_file_url"]
+    expires_at = datetime.fromisoformat(dated["expires_at"])
+    assert timedelta(days=29) < expires_at - utcnow() < timedelta(days=30)
+
+    expiry.run_once(ada.backend, now=utcnow() + timedelta(days=31))
+    video = shown(ada, video_id)
+    assert (video["status"], video["progress"]) == ("expired", 1)
+    assert (video["original_file_url"], video["processed_file_url"]) == (None, None)
+    assert video["processed_files"] == []
+    assert answered(ada.get("/api/videos"))["items"] == [video]
+    for job_id in (with_video["id"], without["id"]):
+        job = answered(ada.get(f"/api/ai-jobs/{job_id}"))
+        assert (job["status"], job["outputs"], job["progress"]) == ("completed", [], 1)
+    assert ada.wallet() == before
+    with nothing_written(ada.backend):
+        again = order(ada, "image-invert", video_id=str(video_id))
+        assert "have expired" in refused(again, 409, "not_possible_now")["detail"]
+    assert ada.delete(f"/api/videos/{video_id}").status_code == 204
 
 
 def test_deleting_a_video_deletes_its_files_from_the_store(caller: MakeCaller) -> None:

@@ -11,6 +11,12 @@ branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
 RUNS_OUT = sa.text("expires_at IS NOT NULL AND deleted_at IS NULL AND status <> 'expired'")
+UNDATED = sa.text(
+    "status IN ('uploaded', 'completed', 'failed') AND expires_at IS NULL AND deleted_at IS NULL"
+)
+HAS_OWN_RESULTS = sa.text(
+    "status = 'completed' AND video_id IS NULL AND results_expired_at IS NULL"
+)
 IS_UNTOLD = sa.text("untold_since IS NOT NULL")
 
 
@@ -30,6 +36,21 @@ def upgrade() -> None:
         postgresql_where=IS_UNTOLD,
         sqlite_where=IS_UNTOLD,
     )
+    op.add_column("ai_jobs", sa.Column("results_expired_at", sa.DateTime(timezone=True)))
+    op.create_index(
+        "ix_ai_jobs_own_results",
+        "ai_jobs",
+        ["completed_at"],
+        postgresql_where=HAS_OWN_RESULTS,
+        sqlite_where=HAS_OWN_RESULTS,
+    )
+    op.create_index(
+        "ix_videos_undated",
+        "videos",
+        ["created_at"],
+        postgresql_where=UNDATED,
+        sqlite_where=UNDATED,
+    )
     op.create_index(
         "ix_videos_runs_out",
         "videos",
@@ -43,6 +64,9 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_index("ix_ai_jobs_completed_at", "ai_jobs")
     op.drop_index("ix_videos_runs_out", "videos")
+    op.drop_index("ix_videos_undated", "videos")
+    op.drop_index("ix_ai_jobs_own_results", "ai_jobs")
+    op.drop_column("ai_jobs", "results_expired_at")
     op.drop_index("ix_ai_jobs_untold", "ai_jobs")
     op.drop_column("ai_jobs", "untold_since")
     op.drop_column("token_wallets", "low_since")
