@@ -107,6 +107,7 @@ def a_crash_between_the_databases(backend: Backend, ada: Person) -> None:
     assert reports.complete(backend, worker, lease, outputs=[IMAGE]).status == "completed"
 
 
+@pytest.mark.parametrize("is_heard", [True, False], ids=["heard", "unheard"])
 @pytest.mark.parametrize(
     "story",
     [
@@ -121,8 +122,10 @@ def a_crash_between_the_databases(backend: Backend, ada: Person) -> None:
         a_crash_between_the_databases,
     ],
 )
-def test_both_ways_write_the_same_rows(postgres: Backend, sqlite: Backend, story: Story) -> None:
-    assert_both_write_the_same(postgres, sqlite, story)
+def test_both_ways_write_the_same_rows(
+    postgres: Backend, sqlite: Backend, story: Story, is_heard: bool
+) -> None:
+    assert_both_write_the_same(postgres, sqlite, story, is_heard=is_heard)
 
 
 RESULT = Output(

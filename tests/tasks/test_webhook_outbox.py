@@ -226,6 +226,7 @@ def test_a_job_that_ends_after_its_dispatch_is_told_too(demo: Backend, ada: Pers
     assert dispatch is not None
     outcomes.end_without_job(demo, dispatch.id, error="gone")
     endpoint(demo, ada, URL)
+    demo.later.close()
     assert orphans.mend_jobs(demo) == 1
     assert settled_in_a_while(demo) == 1
     assert [one["error_code"] for one in told(demo)] == ["job_lost"]
