@@ -8,6 +8,7 @@ Any number of couriers may work at once, and any of them may die: what it had cl
 """
 
 import logging
+import random
 import threading
 import time
 from collections import Counter
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 TURN_SECONDS = 10.0  # then it is somebody else's turn
 LOOK_SECONDS = 1.0
+LEAST_LOOK_SECONDS = 0.05  # between two looks, however much happens
+REST_SECONDS = 0.2  # after a try that failed: a receiver that is down is not hammered
 CLOSE_SECONDS = 3.0
 WAIT_SECONDS = 2.0  # of a run of the control task: less than its period
 
@@ -123,10 +126,14 @@ class Courier:
     def _look(self) -> bool:
         with self._changed:
             self._is_called = False
+        began = time.monotonic()
         with self._backend.databases.central(read_only=True) as session:
-            due = delivery_claims.endpoints_due(session, now=self._now or utcnow())
-        for endpoint_id, is_failing in due.items():
+            due = list(delivery_claims.endpoints_due(session, now=self._now or utcnow()).items())
+        random.shuffle(due)  # if there are more than threads, nobody is always the last
+        for endpoint_id, is_failing in due:
             self._begin_turn(endpoint_id, is_failing)
+        if due:  # a look that takes long is not taken as often
+            time.sleep(max(LEAST_LOOK_SECONDS, 3 * (time.monotonic() - began)))
         with self._changed:
             if self._turns:
                 self._changed.wait_for(self._has_news, timeout=LOOK_SECONDS)
@@ -152,6 +159,8 @@ class Courier:
         try:
             while self._deliver(endpoint_id) and time.monotonic() < until:
                 pass
+            if is_failing and not self._is_closing:
+                time.sleep(REST_SECONDS)
         except Exception:
             logger.exception("Could not serve the endpoint %s; it comes due again.", endpoint_id)
             time.sleep(LOOK_SECONDS)

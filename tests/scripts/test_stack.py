@@ -7,6 +7,7 @@ import pytest
 
 from models.node_types import NodeList
 from models.settings import Settings
+from models.webhook_rules import WebhookRules
 from scripts.comfyui_stand_in.node_classes import CLASSES
 from scripts.stack import STAND_IN_NODES, Stack, Wishes, choose_ports
 from scripts.state_folder import StateFolder
@@ -50,3 +51,17 @@ def test_limits_of_ones_own_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     own = Settings.rate_limits.replace("register=10", "register=7")
     monkeypatch.setenv("COMFYFLEET_RATE_LIMITS", own)
     assert stack_of(tmp_path, gpu_workers=50).settings.rate_limits == own
+
+
+def test_webhooks_may_be_tried_on_the_same_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else can call the API there. On servers neither is so, unless somebody says it."""
+    for name in ("HTTP", "ALLOWED_NETWORKS"):
+        monkeypatch.delenv(f"COMFYFLEET_WEBHOOK_{name}", raising=False)
+    here = WebhookRules.from_settings(stack_of(tmp_path).settings)
+    assert here.target("http://127.0.0.1:9000/").port == 9000
+    assert here.permits("::1")
+    assert not here.permits("192.168.0.1")
+    monkeypatch.setenv("COMFYFLEET_WEBHOOK_ALLOWED_NETWORKS", "")
+    assert not WebhookRules.from_settings(stack_of(tmp_path).settings).permits("127.0.0.1")

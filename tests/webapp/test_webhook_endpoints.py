@@ -347,3 +347,42 @@ def test_what_is_not_yours_does_not_exist(
 def test_colleagues_share_their_tenants_endpoints(ada: Caller) -> None:
     made = make(ada)
     assert answered(colleague_of(ada).get(at(made)))["id"] == made["id"]
+
+
+def test_replays_at_the_same_moment_are_one(ada: Caller, hook: Receiver) -> None:
+    made = make(ada)
+    leads_to(ada.backend, made, hook.url)
+    first = answered(ada.post(at(made, "/test")), 201)
+    send(ada.backend)
+    again = at(made, f"/deliveries/{first['id']}/replay")
+    with ThreadPoolExecutor(6) as threads:
+        said = list(threads.map(lambda _: ada.post(again).status_code, range(6)))
+    assert sorted(said) == [200] * 5 + [201]
+    assert len(answered(ada.get(at(made, "/deliveries")))["items"]) == 2
+
+
+def test_replays_changes_and_failing_tries_at_once_come_to_an_end(
+    ada: Caller, hook: Receiver
+) -> None:
+    """All of them want the endpoint and its deliveries, and take them in one order."""
+    made = make(ada)
+    leads_to(ada.backend, made, hook.url)
+    for _ in range(5):
+        answered(ada.post(f"/api/ai-jobs/{ordered(ada)['id']}/cancel"))
+    hook.status = 500
+    replays = [
+        at(made, f"/deliveries/{one['id']}/replay")
+        for one in answered(ada.get(at(made, "/deliveries")))["items"]
+    ]
+
+    def hurry(number: int) -> int:
+        if number % 4 == 0:
+            return ada.call("PATCH", at(made), json={"is_active": True}).status_code
+        return ada.post(replays[number % 5]).status_code
+
+    with ThreadPoolExecutor(5) as threads:
+        sending_all = [threads.submit(send, ada.backend) for _ in range(2)]
+        said = set(threads.map(hurry, range(24)))
+        for one in sending_all:
+            one.result(60)
+    assert said == {200}
