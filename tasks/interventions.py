@@ -90,5 +90,5 @@ def _wake(backend: Backend, dispatch: Dispatch) -> None:
     with backend.databases.central(read_only=True) as session:
         fleet = session.get_one(Fleet, dispatch.fleet_id)
     if dispatch.available_at is None:
-        backend.bell.ring(fleet.slug, dispatch.id)
+        backend.bell.ring(fleet.slug, dispatch.id, dispatch.traceparent)
     backend.news.tell(dispatch.tenant_job_id)

@@ -25,7 +25,8 @@ def lines(part: RunningPart) -> list[jobs.Json]:
 
 
 def ours(house: House) -> list[RunningPart]:
-    return [house.web, house.control, *house.workers]
+    parts = [house.web, house.control, *house.workers]
+    return [part for part in parts if part.log.exists()]
 
 
 def about(part: RunningPart, trace: str) -> list[jobs.Json]:
@@ -114,12 +115,25 @@ def throw_secrets(house: House, thrown: str) -> None:
             connection.recv(4096)
 
 
+def a_webhook_that_fails(house: House, thrown: str) -> str:
+    """Nobody answers at its address, which holds a secret of its owner; returns its own."""
+    url = f"https://nobody.invalid/hook?key={thrown}"
+    new = {"url": url, "events": ["job.completed"]}
+    endpoint = house.customer.call("POST", "/api/webhook-endpoints", json=new)
+    own = f"/api/webhook-endpoints/{endpoint['id']}"
+    house.customer.call("POST", f"{own}/test")
+    until("a delivery failed", lambda: "was not taken" in house.control.log.read_text())
+    house.customer.call("PATCH", own, json={"is_active": False})
+    return str(endpoint["secret"])
+
+
 @pytest.mark.slow
 def test_no_secret_is_in_any_log_even_if_libraries_say_all_they_know(told_more: House) -> None:
     house, thrown = told_more, secrets.token_urlsafe(32)
     house.told["COMFYFLEET_LOG_LEVEL"] = "debug"
     house.restart_ours()
     throw_secrets(house, thrown)
+    of_webhook = a_webhook_that_fails(house, thrown)
     jobs.require_completed(house, house.customer.order("image-blur", house.video_id)["id"])
     house.redis.kill()  # whoever speaks to it says that it can't
     job_id = jobs.order_slow(house, seconds=1)
@@ -127,6 +141,7 @@ def test_no_secret_is_in_any_log_even_if_libraries_say_all_they_know(told_more: 
     jobs.require_completed(house, job_id)
     known = [
         thrown,
+        of_webhook,
         house.customer.token,
         *(value for name, value in house.stack.secrets.items() if not name.endswith("email")),
         *(token.read_text() for token in house.stack.state.path.glob("gpu-*/*/token")),
