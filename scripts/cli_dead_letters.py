@@ -72,7 +72,7 @@ def list_letters(status: str, fleet: str | None, limit: int, as_json: bool) -> N
 def show_letter(letter_id: UUID, as_json: bool) -> None:
     """Show a dead letter: its error, its trace and its tries."""
     from models import dead_letters as kept
-    from scripts.table import table
+    from scripts.table import plain, table
     from tasks import dispatch_list
     from webapp.api import admin_dead_letters
     from webapp.shapes import brief
@@ -93,10 +93,10 @@ def show_letter(letter_id: UUID, as_json: bool) -> None:
         as_json,
         facts,
         [
-            *(f"{name:18}{value}" for name, value in told.items()),
+            *(f"{name:18}{plain(value)}" for name, value in told.items()),
             "",
             table(["try", "worker", "began", "ended by", "error"], tries),
-            *(["", letter.trace] if letter.trace else []),
+            *(["", plain(letter.trace)] if letter.trace else []),
         ],
     )
 

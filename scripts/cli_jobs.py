@@ -81,6 +81,7 @@ def _row(dispatch: "Dispatch", fleet: str, workflow: str) -> list[object]:
 @clear_errors
 def show_job(any_id: UUID, as_json: bool) -> None:
     """Show a job: where it stands, what it cost, and everything that happened to it."""
+    from scripts.table import plain
     from tasks import dispatch_list
     from webapp.api.admin_audit import AuditSchema
     from webapp.api.admin_dispatches import shape
@@ -95,7 +96,7 @@ def show_job(any_id: UUID, as_json: bool) -> None:
     order = {name: getattr(job, name) for name in names} if job else None
     facts = shape(shown)
     known = facts | {f"job {name}": value for name, value in (order or {}).items()}
-    lines = [f"{name:18}{value}" for name, value in known.items() if value is not None]
+    lines = [f"{name:18}{plain(value)}" for name, value in known.items() if value is not None]
     told = facts | {"job": order, "timeline": AuditSchema(many=True).dump(story)}
     show(as_json, told, [*lines, "", _as_table(story)])
 

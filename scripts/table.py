@@ -27,6 +27,12 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
+def plain(value: object) -> str:
+    """Of any number of lines, with nothing in it that could command the terminal."""
+    lines = str(value).expandtabs().splitlines()
+    return "\n".join(_harmless(line) for line in lines)
+
+
 def _text(value: object) -> str:
     if value is None:
         return "-"
@@ -34,7 +40,11 @@ def _text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
-    return "".join("?" if category(char) in ("Cc", "Cf") else char for char in _one_line(value))
+    return _harmless(_one_line(value))
+
+
+def _harmless(line: str) -> str:
+    return "".join("?" if category(char) in ("Cc", "Cf") else char for char in line)
 
 
 def _one_line(value: object) -> str:

@@ -188,6 +188,21 @@ def test_a_dead_letter_is_shown_with_trace_and_tries(run: Run, demo: Backend, ad
     assert run("dead-letters", "show", str(uuid4()), exit_code=2).stderr.startswith("not_found")
 
 
+def test_an_error_does_not_command_the_terminal(run: Run, demo: Backend, ada: Person) -> None:
+    job = orders.order(demo, ada)
+    worker = gpu.join(demo)
+    evil = "\x1b]0;owned\x07\x1b[2J"
+    reports.fail(demo, worker, gpu.take(demo, worker), error=evil, trace=evil, code="provider_lost")
+    letter = letter_of(demo, job)
+    for command in (
+        ["jobs", "show", str(job.id)],
+        ["dead-letters", "list"],
+        ["dead-letters", "show", str(letter.id)],
+        ["audit"],
+    ):
+        assert not set(run(*command).stdout) & {"\x1b", "\x07"}
+
+
 def test_a_dead_letter_is_redriven_from_a_terminal(run: Run, demo: Backend, ada: Person) -> None:
     letter = letter_of(demo, lost(demo, ada))
     [told] = said(run, "dead-letters", "redrive", str(letter.id))

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from scripts.table import EMPTY, table
+from scripts.table import EMPTY, plain, table
 
 
 def test_columns_line_up_and_numbers_stand_to_the_right() -> None:
@@ -45,3 +45,8 @@ def test_a_cell_does_not_command_the_terminal() -> None:
 def test_a_row_of_another_length_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="argument"):
         table(["a", "b"], [["only one"]])
+
+
+def test_lines_outside_a_table_do_not_command_the_terminal_either() -> None:
+    assert plain("one\r\n\ttwo \x1b[2J\u202e") == "one\n        two ?[2J?"
+    assert plain(None) == "None"
