@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import select, update
+from sqlalchemy import select, true, update
 from sqlalchemy.orm import Session
 
-from models.dispatches import LITTERED, Dispatch
+from models.dispatches import LITTERED, Dispatch, Lease
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,24 @@ def find(session: Session, *, before: datetime, limit: int) -> list[Littered]:
         .limit(limit)
     )
     return [Littered(*row) for row in session.execute(query)]
+
+
+FORGOTTEN = "A worker had a lease that the database does not know."
+
+
+def note_forgotten(session: Session, lease: Lease) -> None:
+    """Leases do not wait for the disk, so a crash of the database may take back one that its
+    worker works under. Then nothing else in the row tells that a lease was lost."""
+    session.execute(
+        update(Dispatch)
+        .where(
+            Dispatch.id == lease.dispatch_id,
+            Dispatch.lease_token.is_distinct_from(lease.token),
+            Dispatch.last_error.is_(None),
+        )
+        .where(true() if lease.fleet_id is None else Dispatch.fleet_id == lease.fleet_id)
+        .values(last_error=FORGOTTEN)
+    )
 
 
 def note_swept(session: Session, dispatch_id: UUID, *, now: datetime) -> None:

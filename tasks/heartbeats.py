@@ -15,7 +15,7 @@ from models import dispatches, hot_heartbeat, logs, workers
 from models.dispatches import LEASED, Dispatch, DispatchStatus, Lease
 from models.object_store import SignedRequest
 from models.workers import Identity
-from tasks import uploads
+from tasks import leftovers, uploads
 from tasks.backend import Backend
 
 SOONEST_SECONDS = 2
@@ -77,7 +77,7 @@ def _extend(
         held = hot_heartbeat.busy(databases, worker.id, lease, seconds=seconds, **told)
         if held is not None:
             return held
-    with databases.central() as session:
+    with leftovers.refusals_noted(backend, lease), databases.central() as session:
         workers.note_seen(session, worker.id, current_load=1)
         return dispatches.extend(session, lease, seconds=seconds, upload_names=upload_names, **told)
 

@@ -4,6 +4,8 @@ Each job fails alone (steps.py). What runs is never touched: only jobs are looke
 so long ago that no address for an upload works any more.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,6 +14,8 @@ from sqlalchemy import select
 
 from models import littered, object_paths
 from models.base import utcnow
+from models.dispatches import Lease
+from models.errors import LeaseLost
 from models.jobs import Job
 from models.littered import Littered
 from tasks.backend import Backend
@@ -32,6 +36,17 @@ def run_once(backend: Backend, *, now: datetime | None = None) -> Swept:
         "leftovers", partial(_sweep_all, backend, swept, now=now or utcnow())
     )
     return swept
+
+
+@contextmanager
+def refusals_noted(backend: Backend, lease: Lease) -> Iterator[None]:
+    """Who is told that a lease is lost may have uploaded under it."""
+    try:
+        yield
+    except LeaseLost:
+        with backend.databases.central() as session:
+            littered.note_forgotten(session, lease)
+        raise
 
 
 def _sweep_all(backend: Backend, swept: Swept, *, now: datetime) -> int:

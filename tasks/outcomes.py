@@ -28,7 +28,7 @@ from models.dispatches import Dispatch, DispatchStatus, Lease
 from models.files import Output
 from models.fleets import Fleet
 from models.jobs import Job, JobStatus
-from tasks import error_text, telling
+from tasks import error_text, leftovers, telling
 from tasks.backend import Backend
 
 logger = logging.getLogger(__name__)
@@ -254,7 +254,10 @@ def check(backend: Backend, lease: Lease, *, requeued: bool = False) -> Dispatch
     databases = backend.databases
     dispatch = hot_worker.held(databases, lease) if databases.on_postgres else None
     if dispatch is None:
-        with databases.central(read_only=True) as session:
+        with (
+            leftovers.refusals_noted(backend, lease),
+            databases.central(read_only=True) as session,
+        ):
             dispatch = dispatches.check(session, lease, requeued=requeued)
     logs.bind(**dispatch.ids)
     return dispatch

@@ -12,9 +12,10 @@ from sqlalchemy import text
 from models import object_paths
 from models.base import utcnow
 from models.dispatches import Dispatch, Lease
+from models.errors import LeaseLost
 from models.session import make_engine
 from models.workers import Identity
-from tasks import catalog, leftovers, outcomes, reconcile
+from tasks import catalog, heartbeats, leftovers, outcomes, reconcile, reports
 from tasks.backend import Backend
 from tasks.leftovers import Swept
 from tests.fixtures import Person, make_person
@@ -78,6 +79,44 @@ def test_what_a_lost_worker_uploaded_goes_and_the_result_stays(store: Backend, a
     assert sweep(store) == ALL_IS_WELL
     assert [store.store.head(key) for key in (first, second)] == [None, None]
     assert media.is_there(store, made)
+
+
+def forget(backend: Backend, lease: Lease) -> None:
+    """As a crash of the database does, which had not written the lease to its disk yet."""
+    with backend.databases.central() as session:
+        dispatch = session.get_one(Dispatch, lease.dispatch_id)
+        dispatch.status, dispatch.attempts = "queued", 0
+        dispatch.lease_token = dispatch.lease_expires_at = dispatch.worker_id = None
+
+
+@pytest.mark.parametrize("told_by", ["heartbeat", "report"])
+def test_what_was_uploaded_under_a_lease_that_the_database_forgot_goes(
+    demo: Backend, ada: Person, told_by: str
+) -> None:
+    first, second = gpu.join(demo), gpu.join(demo)
+    job = orders.order(demo, ada)
+    lease, key = lost(demo, first)
+    forget(demo, lease)
+    media.complete(demo, second)
+    with pytest.raises(LeaseLost):
+        if told_by == "heartbeat":
+            heartbeats.busy(demo, first, lease)
+        else:
+            reports.complete(demo, first, lease, outputs=[])
+    [made] = media.results(demo, job)
+    assert sweep(demo) == Swept(jobs_swept=1, leftovers_deleted=1)
+    assert demo.store.head(key) is None
+    assert media.is_there(demo, made)
+
+
+def test_a_worker_of_another_fleet_leads_nobody_to_look(demo: Backend, ada: Person) -> None:
+    media.result(demo, ada)
+    with demo.databases.central(read_only=True) as session:
+        [dispatch] = session.query(Dispatch)
+    stranger = Lease(dispatch.id, uuid4(), fleet_id=uuid4())
+    with pytest.raises(LeaseLost):
+        outcomes.check(demo, stranger)
+    assert sweep(demo) == ALL_IS_WELL
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed"])
