@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
@@ -29,6 +29,7 @@ TICK_SECONDS = 0.05
 LOOK_SECONDS = 2.0
 CALM_SECONDS = 150.0  # for what only takes time
 VERIFY_SECONDS = 60.0
+SWEEPS = ("tasks.sweep", "tasks.sweep_leftovers")  # all others come soon by themselves
 
 
 @dataclass
@@ -125,7 +126,7 @@ class Run:
             found = [
                 *messages.about_what_was_heard(rows, self.outcome.users, heard),
                 *messages.about_deliveries(backend),
-                *_unexpected(leftovers.about_objects(backend, state / "objects")),
+                *leftovers.about_objects(backend, state / "objects"),
                 *leftovers.about_uploads(backend),
                 *leftovers.about_folders(state),
             ]
@@ -154,7 +155,8 @@ class Run:
             Celery(broker=self.town.stack.redis_url, set_as_current=False) as celery,
             celery.connection_for_write() as connection,
         ):
-            celery.send_task("tasks.sweep", queue=tickets.CONTROL_QUEUE, connection=connection)
+            for task in SWEEPS:
+                celery.send_task(task, queue=tickets.CONTROL_QUEUE, connection=connection)
 
     def _ledger_verify(self) -> list[Finding]:
         """What the command tells the people who run this."""
@@ -176,9 +178,3 @@ class Run:
                 raise Interrupted
             self.town.tick()
             time.sleep(TICK_SECONDS)
-
-
-def _unexpected(findings: Iterable[Finding]) -> list[Finding]:
-    """Results of leases that were lost are swept by nobody yet."""
-    lost = "/ai-jobs/", "is in no row"
-    return [one for one in findings if not all(word in one.sentence for word in lost)]
