@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from celery import Celery
+
 from tasks.backend import Backend
 
 PATIENCE_SECONDS = 90.0
@@ -36,10 +38,19 @@ COMMAND = [
 @dataclass
 class ControlWorker:
     process: "subprocess.Popen[bytes]"
+    node: str
+    broker: str
     log: Path
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")
+
+    def count(self, task: str) -> int:
+        """How many of these it has taken, as Celery says."""
+        with Celery("tests", broker=self.broker, set_as_current=False) as celery:
+            stats = celery.control.inspect([self.node], timeout=2).stats() or {}
+        taken: dict[str, int] = stats.get(self.node, {}).get("total", {})
+        return taken.get(task, 0)
 
     def kill(self) -> None:
         """kill -9, with beat, which is a child of it."""
@@ -53,14 +64,14 @@ def control_worker(backend: Backend, folder: Path, name: str) -> Iterator[Contro
     log = folder / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, *COMMAND, "-n", f"{name}@%h", f"--schedule={folder}/{name}-beat"],
+            [sys.executable, *COMMAND, "-n", f"{name}@tests", f"--schedule={folder}/{name}-beat"],
             env=os.environ | given,
             cwd=Path(__file__).parents[2],
             stdout=output,
             stderr=output,
             start_new_session=True,
         )
-    worker = ControlWorker(process, log)
+    worker = ControlWorker(process, f"{name}@tests", backend.settings.redis_url, log)
     try:
         yield worker
     finally:
