@@ -15,6 +15,8 @@ from models.dispatches import Dispatch
 from models.fleets import Fleet
 from models.webhooks import WebhookDelivery
 
+MOST = 50_000  # submissions that are looked at in one window
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -25,10 +27,11 @@ class Submission:
 
 
 def submissions(session: Session, *, start: datetime, end: datetime | None) -> list[Submission]:
-    """When a job was ordered is told by its id."""
+    """The newest of them. When a job was ordered is told by its id."""
     query = select(Dispatch.created_at, Dispatch.tenant_job_id).where(Dispatch.created_at >= start)
     if end is not None:
         query = query.where(Dispatch.created_at < end)
+    query = query.order_by(Dispatch.created_at.desc(), Dispatch.id.desc()).limit(MOST)
     found = []
     for at, job_id in session.execute(query):
         if (ordered_at := made_at(job_id)) is not None:
