@@ -7,7 +7,8 @@ together. So every job costs as many calls as in life, and N workers ask as much
 in life.
 
 Orders come for 95 of 100 workers, so that some always wait for a ticket. A size is held if no
-lease was lost, no lease ran out, every job ended once and the money adds up.
+lease was lost, no lease ran out, every job ended once and the money adds up. How much of the
+work that was planned was done in time is a figure of its own.
 """
 
 import json
@@ -28,7 +29,7 @@ from scripts.bench_control_plane import (
     control_plane,
 )
 from scripts.bench_fleet_audit import findings
-from scripts.bench_processes import Used, used_by
+from scripts.bench_processes import Used, machine_cpu_seconds, used_by
 from scripts.bench_result import Result, progress
 from scripts.worker_stand_in.__main__ import Scene
 from scripts.worker_stand_in.tickets import CONNECTIONS
@@ -39,6 +40,7 @@ JOB_SECONDS = 60.0
 BUSY = 0.95
 MEASURED_JOBS = 3  # of each worker, one after the other
 CUSTOMERS = 200
+PARTS = ("web", "control", "postgres", "redis")
 EFFECT = "image-invert"
 OPEN_FILES = CONNECTIONS + 2  # of a worker: to Redis, and to the webapp
 
@@ -48,6 +50,7 @@ class Size:
     """What was seen of so many workers."""
 
     workers: int
+    jobs_per_second: float  # as they were to be ordered
     report: dict[str, Any]
     wrong: list[str]
     before: dict[str, Used]
@@ -155,7 +158,7 @@ def _play(plane: ControlPlane, scene: Scene, ordered_before: int) -> Size:
             process.kill()
             raise
     wrong = _wrong(plane, said, ordered_before + said["ordered"])
-    return Size(scene.workers, said, wrong, before, after, connections)
+    return Size(scene.workers, scene.orders_per_second, said, wrong, before, after, connections)
 
 
 def _watch(
@@ -174,7 +177,8 @@ def _watch(
         if said.get("at") != at:
             raise RuntimeError("The workers ended before their time; see above.")
         if at != "report":
-            used.append(plane.used() | {"workers": used_by(process.pid)})
+            own = {"stand_in": used_by(process.pid), "bench": used_by(os.getpid())}
+            used.append(plane.used() | own | {"machine": Used(machine_cpu_seconds(), 0, 0)})
             connections = plane.connections()
     return said, used, connections
 
@@ -191,7 +195,7 @@ def _wrong(plane: ControlPlane, report: dict[str, Any], ordered: int) -> list[st
 
 
 def _figures(size: Size, held: list[Size], pace: float) -> dict[str, float]:
-    report, parts = size.report, [part for part in size.before if part != "workers"]
+    report, parts = size.report, PARTS
     calls = {name: one["count"] for name, one in report["calls"].items()}
     lease_seconds = 180 / pace
     figures: dict[str, float] = {
@@ -203,6 +207,7 @@ def _figures(size: Size, held: list[Size], pace: float) -> dict[str, float]:
         "fleet_calls_per_second": report["worker_calls"]["count"] / report["seconds"],
         "fleet_orders_per_second": calls.get("order", 0) / report["seconds"],
         "fleet_jobs_per_minute": report["jobs"] / report["seconds"] * 60,
+        "fleet_jobs_share_of_plan": report["jobs"] / (size.jobs_per_second * report["seconds"]),
         "fleet_heartbeats_per_job": calls.get("heartbeat", 0) / max(report["jobs"], 1),
         "fleet_polls_per_job": calls.get("poll", 0) / max(report["jobs"], 1),
         "fleet_longest_silence_of_lease": report["longest_silence"] / lease_seconds,
@@ -214,9 +219,10 @@ def _figures(size: Size, held: list[Size], pace: float) -> dict[str, float]:
         figures[f"{part}_memory_mb"] = size.after[part].memory_mb
     figures |= size.connections
     return figures | {
-        "stand_in_cpu_share": size.cpu_share("workers"),
-        "stand_in_memory_mb": size.after["workers"].memory_mb,
+        "stand_in_cpu_share": size.cpu_share("stand_in"),
+        "stand_in_memory_mb": size.after["stand_in"].memory_mb,
         "stand_in_lag_p99_ms": report["lag_p99_ms"],
+        "others_cpu_share": max(size.cpu_share("machine") - size.cpu_share("bench"), 0),
     }
 
 

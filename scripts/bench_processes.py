@@ -24,6 +24,14 @@ def used_by(root: int) -> Used:
     )
 
 
+def machine_cpu_seconds() -> float:
+    """What all processes of the machine have used, whoever they belong to."""
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    return (user + nice + system + irq + softirq) / TICKS
+
+
 def parent_of(pid: int) -> int:
     return int(_stat(pid)[1])
 

@@ -4,11 +4,15 @@ import os
 
 import pytest
 
+from gpu_worker import app, lease_keeper
+from gpu_worker import backend as backend_module
 from models import dispatches
 from models.jobs import Job
 from scripts import bench_fleet
 from scripts.bench_fleet_audit import findings
 from scripts.bench_processes import used_by
+from scripts.worker_stand_in import wire
+from scripts.worker_stand_in import worker as stand_in
 from tasks import catalog, outcomes, reports
 from tasks.backend import Backend
 from tests.fixtures import make_person
@@ -67,6 +71,16 @@ def test_what_a_process_uses_is_seen() -> None:
     assert after.processes >= 1
 
 
+def test_the_stand_in_keeps_the_times_of_a_real_worker() -> None:
+    for name in ("JOBS_PER_TICKET", "FIRST_SECONDS", "AGAIN_SECONDS"):
+        real = getattr(app, name, None) or getattr(lease_keeper, name)
+        assert getattr(stand_in, name) == real, name
+    assert (wire.CONNECT_SECONDS, wire.READ_SECONDS) == (
+        backend_module._CONNECT_SECONDS,
+        backend_module._READ_SECONDS,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_small_fleet_is_held() -> None:
@@ -79,5 +93,6 @@ def test_a_small_fleet_is_held() -> None:
     assert figures["fleet_heartbeats_per_job"] > 0 < figures["fleet_polls_per_job"]
     assert 0 < figures["fleet_longest_silence_of_lease"] < 1
     assert figures["redis_connections"] > 10 * 6
-    for part in ("web", "control", "postgres", "redis"):
+    assert figures["others_cpu_share"] >= 0
+    for part in bench_fleet.PARTS:
         assert figures[f"{part}_memory_mb"] > 0
