@@ -145,14 +145,20 @@ class Live:
             with self._app.app_context():
                 self._look_at_jobs([topic for topic in topics if isinstance(topic, JobTopic)])
                 if Overview() in topics:
-                    self._overview_at = time.monotonic() + OVERVIEW_SECONDS
-                    event = self._overview()
-                    if self.streams.is_behind(Overview(), event.id):
-                        self.streams.tell(Overview(), event)
+                    self._tell_operators()
         except DATABASE_AWAY as error:
             logger.warning("Streams wait: a database does not answer (%s).", error)
         except Exception:
             logger.exception("Streams could not be told; the next look tries again.")
+
+    def _tell_operators(self) -> None:
+        began = time.monotonic()
+        event = self._overview()
+        # With hundreds of fleets it costs something: never more than a tenth of the time.
+        pause = max(OVERVIEW_SECONDS, 10 * (time.monotonic() - began))
+        self._overview_at = time.monotonic() + pause
+        if self.streams.is_behind(Overview(), event.id):
+            self.streams.tell(Overview(), event)
 
     def _look_at_jobs(self, topics: Collection[JobTopic]) -> None:
         by_pool: dict[str, list[UUID]] = {}
