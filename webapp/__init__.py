@@ -43,6 +43,30 @@ from webapp.rate_limits import RateLimits
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
+#: What the API consists of.
+RESOURCES = (
+    auth.public,
+    auth.private,
+    effects.blueprint,
+    uploads.blueprint,
+    videos.blueprint,
+    ai_jobs.blueprint,
+    wallet.blueprint,
+    webhook_endpoints.blueprint,
+    admin.blueprint,
+    admin_workflows.blueprint,
+    admin_effects.blueprint,
+    admin_fleets.blueprint,
+    admin_metrics.blueprint,
+    admin_workers.blueprint,
+    admin_dispatches.blueprint,
+    admin_dead_letters.blueprint,
+    admin_audit.blueprint,
+    admin_events.blueprint,
+    worker.blueprint,
+)
+
+
 def create_app(settings: Settings | None = None) -> Flask:
     settings = settings or Settings.from_env()
     if len(settings.secret_key) < 32:
@@ -79,27 +103,7 @@ def create_app(settings: Settings | None = None) -> Flask:
     app.teardown_request(forget_request)
     cors.install(app, settings.cors_origins.split())
     api = openapi.install(app)
-    for blueprint in (
-        auth.public,
-        auth.private,
-        effects.blueprint,
-        uploads.blueprint,
-        videos.blueprint,
-        ai_jobs.blueprint,
-        wallet.blueprint,
-        webhook_endpoints.blueprint,
-        admin.blueprint,
-        admin_workflows.blueprint,
-        admin_effects.blueprint,
-        admin_fleets.blueprint,
-        admin_metrics.blueprint,
-        admin_workers.blueprint,
-        admin_dispatches.blueprint,
-        admin_dead_letters.blueprint,
-        admin_audit.blueprint,
-        admin_events.blueprint,
-        worker.blueprint,
-    ):
+    for blueprint in RESOURCES:
         api.register_blueprint(blueprint)
     app.register_blueprint(health.blueprint)
     app.register_blueprint(metrics.blueprint)
