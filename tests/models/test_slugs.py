@@ -4,7 +4,7 @@ import pytest
 
 from models import fleets, slugs
 from models.errors import InvalidInput
-from tasks import schedule
+from tasks import tickets
 from tasks.backend import Backend
 
 
@@ -30,7 +30,7 @@ def test_what_means_more_than_itself_somewhere_is_none(slug: str) -> None:
         fleets.check_slug(slug)
 
 
-@pytest.mark.parametrize("slug", sorted({schedule.QUEUE, "unacked", "celery", "runpod"}))
+@pytest.mark.parametrize("slug", sorted({tickets.CONTROL_QUEUE, "unacked", "celery", "runpod"}))
 def test_no_fleet_is_called_as_a_key_of_somebody_else(slug: str) -> None:
     assert slug in fleets.RESERVED
     assert slugs.check(slug)

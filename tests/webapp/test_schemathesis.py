@@ -145,7 +145,7 @@ def schema(house: House) -> BaseSchema:
 
 ADMIN_TAGS = [
     *("admin", "admin-workflows", "admin-effects", "admin-fleets", "admin-workers"),
-    *("admin-dispatches", "admin-dead-letters", "admin-audit", "admin-events"),
+    *("admin-dispatches", "admin-dead-letters", "admin-audit", "admin-events", "admin-metrics"),
 ]
 TAGS = [
     *("auth", "me", "effects", "uploads", "videos", "ai-jobs", "wallet", "worker"),
